@@ -1,1 +1,5 @@
+//! Whole-system tests, one behaviour area a file.
 
+mod failures;
+mod ring;
+mod tidy;

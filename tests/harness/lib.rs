@@ -1,1 +1,4 @@
-//! Stub.
+//! What whole-system tests share: a tiny model, and the folder of a small run.
+
+pub mod binary;
+pub mod tiny_model;

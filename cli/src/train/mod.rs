@@ -1,0 +1,282 @@
+//! `trainyard train`: one process tree that trains an agent and reports.
+//!
+//! 1. `world.rs` starts every part; 2. `evaluation.rs` measures the base model on held-out scenarios; 3. `warm_start.rs`
+//! learns from a teacher's episodes; 4. `grpo.rs` rolls out and trains, step by step, `publish.rs` swaps each new
+//! adapter in; 5. `report.rs` writes what people and machines read. `folder.rs` holds the names and the resumable state.
+
+mod evaluation;
+mod folder;
+mod grpo;
+mod memory;
+mod progress;
+mod publish;
+mod report;
+mod warm_start;
+mod world;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Context;
+use mcp_envs::rollout::EpisodeOutcome;
+use mcp_envs::scenario::Scenario;
+use tokio_util::sync::CancellationToken;
+use trainer::{Trainer, TrainerConfig};
+use trajectory::Split;
+
+use self::evaluation::{evaluate, held_out};
+use self::folder::{RunFolder, RunState};
+use self::memory::PeakMemory;
+use self::progress::{duration, line};
+use self::publish::Publisher;
+use self::world::{Loaded, World};
+use crate::config::{LossName, RunConfig};
+
+pub(crate) use self::world::load_options;
+
+/// The run was told to stop; what is done is kept.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub(crate) struct Interrupted;
+
+/// Where a run comes from.
+pub(crate) enum Start {
+    /// A configuration, with a seed in place of its own if given.
+    New {
+        /// The file.
+        config: Box<RunConfig>,
+    },
+    /// An interrupted run's folder; `None`: the newest.
+    Resume(Option<PathBuf>),
+}
+
+/// Trains, and returns the run's folder.
+pub(crate) async fn train(start: Start, shutdown: CancellationToken) -> anyhow::Result<PathBuf> {
+    let (folder, config, resumed) = match start {
+        Start::New { config } => (None, *config, false),
+        Start::Resume(path) => {
+            let path = match path {
+                Some(path) => path,
+                None => RunFolder::newest_unfinished(std::path::Path::new("runs"))?,
+            };
+            let (folder, config) = RunFolder::open(&path)?;
+            (Some(folder), config, true)
+        }
+    };
+    line(format!("loading      {}", config.model.path.display()));
+    // Everything that can be wrong in the configuration is found before the folder is made.
+    let loaded = Loaded::load(&config)?;
+    let folder = match folder {
+        Some(folder) => folder,
+        None => RunFolder::create(&config)?,
+    };
+    line(format!("run folder   {}", folder.root().display()));
+    let world = World::start(config, &folder, loaded).await?;
+    let stop = CancellationToken::new();
+    let result = Run::restore(&world, &folder, stop.clone(), resumed).map(|run| run.finish(shutdown.clone()));
+    let result = match result {
+        Ok(running) => running.await,
+        Err(error) => Err(error),
+    };
+    stop.cancel();
+    world.stop().await;
+    if shutdown.is_cancelled() {
+        line(format!("interrupted; go on with: trainyard train --resume {}", folder.root().display()));
+        return Err(Interrupted.into());
+    }
+    result.map(|()| folder.root().to_owned())
+}
+
+/// A run in progress.
+struct Run<'a> {
+    world: &'a World,
+    folder: &'a RunFolder,
+    trainer: Trainer,
+    publisher: Publisher,
+    state: RunState,
+    memory: PeakMemory,
+    started: Instant,
+    earlier_seconds: f64,
+}
+
+impl<'a> Run<'a> {
+    /// A new run, or the one that the folder's checkpoint holds.
+    fn restore(world: &'a World, folder: &'a RunFolder, stop: CancellationToken, resumed: bool) -> anyhow::Result<Self> {
+        let mut trainer = Trainer::new(world.model.shallow_clone(), trainer_config(&world.config)?, world.config.run.seed)?;
+        let mut state = RunState::default();
+        if resumed && std::fs::metadata(folder.checkpoint()).is_ok() {
+            let extra = trainer.load_checkpoint(&folder.checkpoint())?;
+            state = serde_json::from_value(extra).context("the state in the checkpoint")?;
+        }
+        folder.drop_adapters_after(state.version)?;
+        let publisher = Publisher::new(world.inference.clone(), &world.proxy_url)?;
+        let memory = PeakMemory::watch(state.peak_rss_bytes, stop);
+        let earlier_seconds = state.seconds;
+        Ok(Self { world, folder, trainer, publisher, state, memory, started: Instant::now(), earlier_seconds })
+    }
+
+    async fn finish(mut self, cancel: CancellationToken) -> anyhow::Result<()> {
+        let config = &self.world.config;
+        if self.state.version > 0 {
+            line(format!("resuming     at step {} with policy@{}", self.state.step, self.state.version));
+            self.publisher.publish(self.state.version, &self.folder.adapter(self.state.version)).await?;
+        }
+        let scenarios = held_out(&self.world.scenarios, config.evaluation.scenarios);
+        let training: Vec<Scenario> =
+            self.world.scenarios.iter().filter(|scenario| scenario.split == Split::Train).cloned().collect();
+        line(format!("scenarios    {} for training, {} held out (other places)", training.len(), scenarios.len()));
+
+        if config.evaluation.base && self.state.base.is_none() && self.state.version == 0 {
+            let (evaluation, outcomes) = evaluate(self.world, "base", &scenarios, &cancel).await?;
+            report::evaluation_line("base", &evaluation);
+            self.state.base = Some(evaluation);
+            self.count(&outcomes);
+            self.checkpoint()?;
+        }
+        if config.warm_start.steps > 0 && self.state.version == 0 {
+            let outcomes = warm_start::warm_start(self.world, &mut self.trainer, &training, &cancel).await?;
+            self.count(&outcomes);
+            self.publish().await?;
+        }
+        if self.state.warm_start.is_none() && self.state.step == 0 {
+            let (evaluation, outcomes) = evaluate(self.world, "warm start", &scenarios, &cancel).await?;
+            report::evaluation_line("warm start", &evaluation);
+            self.state.warm_start = Some(evaluation);
+            self.count(&outcomes);
+            self.checkpoint()?;
+        }
+        self.grpo(&training, &scenarios, &cancel).await?;
+        if self.state.grpo.is_none() {
+            let (evaluation, outcomes) = evaluate(self.world, "GRPO", &scenarios, &cancel).await?;
+            report::evaluation_line("GRPO", &evaluation);
+            self.state.grpo = Some(evaluation);
+            self.count(&outcomes);
+            self.checkpoint()?;
+        }
+        report::write(self.world, self.folder, &self.state, &scenarios)
+    }
+
+    async fn grpo(&mut self, training: &[Scenario], held_out: &[Scenario], cancel: &CancellationToken) -> anyhow::Result<()> {
+        let config = &self.world.config;
+        let begun = Instant::now();
+        let first = self.state.step;
+        while self.state.step < config.trainer.steps {
+            let step = self.state.step + 1;
+            if self.out_of_time(begun, self.state.step - first) {
+                line(format!("time limit   GRPO ends after {} of {} steps", self.state.step, config.trainer.steps));
+                break;
+            }
+            let done = grpo::grpo_step(self.world, &mut self.trainer, training, step, self.state.version, cancel).await?;
+            self.count(&done.outcomes);
+            let difference = done.metrics.trainer.engine_trainer_max_abs_diff.unwrap_or_default();
+            self.state.engine_trainer_max_abs_diff = self.state.engine_trainer_max_abs_diff.max(difference);
+            self.state.step = step;
+            let swapped = Instant::now();
+            self.publish().await?;
+            // Only now: a group counts as trained once the checkpoint holds what was learnt from it.
+            self.world.store.acknowledge(&done.group_ids, step as u64)?;
+            grpo::record_outcomes(self.world, &done.outcomes)?;
+            report::append_metrics(self.folder, &done.metrics, swapped.elapsed().as_secs_f64())?;
+            let each = begun.elapsed().as_secs_f64() / (step - first) as f64;
+            report::step_line(&done.metrics, config.trainer.steps, each * (config.trainer.steps - step) as f64);
+            if config.evaluation.every > 0 && step % config.evaluation.every == 0 && step < config.trainer.steps {
+                let (evaluation, outcomes) = evaluate(self.world, &format!("step {step}"), held_out, cancel).await?;
+                self.count(&outcomes);
+                report::evaluation_line(&format!("step {step}"), &evaluation);
+            }
+        }
+        Ok(())
+    }
+
+    /// Would another step leave too little time for the last evaluation?
+    fn out_of_time(&self, begun: Instant, steps: usize) -> bool {
+        let limit = 60.0 * self.world.config.run.time_limit_minutes;
+        if limit <= 0.0 || steps == 0 {
+            return false;
+        }
+        let step = begun.elapsed().as_secs_f64() / steps as f64;
+        let evaluation = self.state.warm_start.as_ref().map_or(60.0, |evaluation| evaluation.seconds);
+        self.seconds() + step + 1.2 * evaluation > limit
+    }
+
+    /// Adapter directory → checkpoint → hot swap. After a crash in between, the checkpoint's version is published again.
+    async fn publish(&mut self) -> anyhow::Result<()> {
+        let version = self.state.version + 1;
+        let directory = trainer::publish_directory(self.trainer.adapter(), &self.folder.adapters(), version)?;
+        self.state.version = version;
+        self.checkpoint()?;
+        self.publisher.publish(version, &directory).await?;
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) -> anyhow::Result<()> {
+        self.state.seconds = self.seconds();
+        self.state.peak_rss_bytes = self.memory.bytes();
+        let state = serde_json::to_value(&self.state)?;
+        tokio::task::block_in_place(|| self.trainer.save_checkpoint(&self.folder.checkpoint(), &state))?;
+        Ok(())
+    }
+
+    fn seconds(&self) -> f64 {
+        self.earlier_seconds + self.started.elapsed().as_secs_f64()
+    }
+
+    fn count(&mut self, outcomes: &[EpisodeOutcome]) {
+        let counts = &mut self.state.episodes;
+        counts.total += outcomes.len();
+        counts.failed += outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
+        let tainted = |outcome: &EpisodeOutcome| {
+            let episode = outcome.episode_id.as_ref().and_then(|id| self.world.store.episode(id).ok().flatten());
+            episode.is_some_and(|episode| episode.tainted.is_some())
+        };
+        counts.tainted += outcomes.iter().filter(|outcome| tainted(outcome)).count();
+    }
+}
+
+fn trainer_config(config: &RunConfig) -> anyhow::Result<TrainerConfig> {
+    let section = &config.trainer;
+    let raw = trainer::RawTrainerConfig {
+        rank: section.rank,
+        alpha: section.alpha,
+        learning_rate: section.learning_rate,
+        warmup_steps: section.warmup_steps,
+        weight_decay: section.weight_decay,
+        max_grad_norm: section.max_grad_norm,
+        loss: match section.loss {
+            LossName::Grpo => trainer::LossName::Grpo,
+            LossName::Cispo => trainer::LossName::Cispo,
+        },
+        clip_low: section.clip_low,
+        clip_high: section.clip_high,
+        scale_rewards: section.scale_rewards,
+        updates_per_batch: section.updates_per_batch,
+        micro_batch_tokens: section.micro_batch_tokens,
+        ..trainer::RawTrainerConfig::default()
+    };
+    Ok(TrainerConfig::try_from(raw)?)
+}
+
+/// An evaluation or a step needs episodes that ran: all failing alike is a broken set-up, not a result.
+fn check_outcomes(outcomes: &[EpisodeOutcome], cancel: &CancellationToken) -> anyhow::Result<()> {
+    if cancel.is_cancelled() {
+        return Err(Interrupted.into());
+    }
+    let failures: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.failure.as_ref()).collect();
+    match failures.first() {
+        Some(first) if failures.len() == outcomes.len() => {
+            anyhow::bail!("every episode failed; the first one: {:?}: {}", first.cause, first.message)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// An error with its sources, on one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}

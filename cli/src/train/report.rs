@@ -1,0 +1,155 @@
+//! What a run leaves behind: lines for people, `summary.json` and `metrics.jsonl` for machines, a plot, transcripts.
+
+use std::io::Write;
+
+use anyhow::Context;
+use mcp_envs::scenario::Scenario;
+use mcp_envs::statistics::{Attempt, Column, Results, markdown_table, render_transcripts, text_table};
+use serde_json::{Value, json};
+use trajectory::EpisodeRecord;
+
+use super::evaluation::Evaluation;
+use super::folder::{RunFolder, RunState};
+use super::grpo::StepMetrics;
+use super::progress::{duration, line};
+use super::world::World;
+
+/// Scenarios that the transcripts show.
+const TRANSCRIPTS: usize = 12;
+
+/// A line for people after an evaluation.
+pub(crate) fn evaluation_line(label: &str, evaluation: &Evaluation) {
+    let all = &evaluation.results.all;
+    line(format!(
+        "{label:<12} {:.1} % of {} held-out scenarios (95 %: {:.0} to {:.0}), mean reward {:.2}, {}",
+        100.0 * all.success,
+        all.n,
+        100.0 * all.low,
+        100.0 * all.high,
+        all.mean_reward,
+        duration(evaluation.seconds),
+    ));
+}
+
+/// A line for people after a step.
+pub(crate) fn step_line(metrics: &StepMetrics, steps: usize, left: f64) {
+    let trainer = &metrics.trainer;
+    let failed = if metrics.failed > 0 { format!(", {} episodes failed", metrics.failed) } else { String::new() };
+    line(format!(
+        "step {:>3}/{steps}  reward {:.3}  success {:>3.0} %  groups {}/{}  rollouts {:>4.1} s  training {:>4.1} s  ETA {}{failed}",
+        metrics.step,
+        metrics.reward,
+        100.0 * metrics.success,
+        trainer.groups_used,
+        trainer.groups_used + trainer.groups_left_out.values().sum::<usize>() + metrics.groups_not_ready.values().sum::<usize>(),
+        metrics.rollout_seconds,
+        metrics.train_seconds,
+        duration(left),
+    ));
+}
+
+/// Adds a row to `metrics.jsonl`. A row of a step that is repeated after a crash replaces the earlier one.
+pub(crate) fn append_metrics(folder: &RunFolder, metrics: &StepMetrics, publish_seconds: f64) -> anyhow::Result<()> {
+    let mut row = serde_json::to_value(metrics)?;
+    row["publish_seconds"] = json!(publish_seconds);
+    let known = read_metrics(folder)?;
+    let before: Vec<&Value> = known.iter().filter(|earlier| earlier["step"].as_u64() < row["step"].as_u64()).collect();
+    if before.len() == known.len() {
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(folder.metrics())?;
+        writeln!(file, "{row}")?;
+    } else {
+        let lines: String = before.into_iter().chain([&row]).map(|row| format!("{row}\n")).collect();
+        std::fs::write(folder.metrics(), lines)?;
+    }
+    Ok(())
+}
+
+fn read_metrics(folder: &RunFolder) -> anyhow::Result<Vec<Value>> {
+    match std::fs::read_to_string(folder.metrics()) {
+        Ok(text) => Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).context("metrics.jsonl"),
+    }
+}
+
+/// Writes all results and prints the table.
+pub(crate) fn write(world: &World, folder: &RunFolder, state: &RunState, scenarios: &[Scenario]) -> anyhow::Result<()> {
+    let evaluations = [("base", &state.base), ("warm start", &state.warm_start), ("GRPO", &state.grpo)];
+    let columns: Vec<Column<'_>> = evaluations
+        .iter()
+        .filter_map(|(label, evaluation)| Some(Column { label, results: Some(&evaluation.as_ref()?.results) }))
+        .collect();
+    std::fs::write(folder.path("results.md"), markdown_table(&columns))?;
+    std::fs::write(folder.path("transcripts.md"), transcripts(world, &evaluations, scenarios)?)?;
+    let rows = read_metrics(folder)?;
+    std::fs::write(folder.path("reward.svg"), trainer::plot::reward_svg(&rows)?)?;
+    let results = |evaluation: &Option<Evaluation>| evaluation.as_ref().map(|evaluation| summary(&evaluation.results));
+    let model = world.config.model.path.file_stem().map(|name| name.to_string_lossy().into_owned());
+    let summary = json!({
+        "seed": world.config.run.seed,
+        "model": model,
+        "held_out": {"base": results(&state.base), "warm_start": results(&state.warm_start), "grpo": results(&state.grpo)},
+        "engine_trainer_max_abs_diff": state.engine_trainer_max_abs_diff,
+        "peak_rss_bytes": state.peak_rss_bytes,
+        "seconds": state.seconds,
+        "steps": state.step,
+        "episodes": state.episodes,
+    });
+    // Last, since a folder with a summary is a finished run.
+    std::fs::write(folder.path("summary.json"), format!("{}\n", serde_json::to_string_pretty(&summary)?))?;
+
+    line("");
+    line(text_table(&columns));
+    line(format!(
+        "{} steps, {} episodes ({} failed, {} tainted) in {}; peak memory {:.1} GiB; engine and trainer differ by {:.1e} at most",
+        state.step,
+        state.episodes.total,
+        state.episodes.failed,
+        state.episodes.tainted,
+        duration(state.seconds),
+        state.peak_rss_bytes as f64 / (1u64 << 30) as f64,
+        state.engine_trainer_max_abs_diff,
+    ));
+    let adapter = folder.adapter(state.version);
+    line(format!("transcripts  {}", folder.path("transcripts.md").display()));
+    line(format!("plot         {}", folder.path("reward.svg").display()));
+    line(format!("adapter      {}", adapter.display()));
+    line(format!(
+        "serve it     trainyard serve --model {} --adapter policy={} --listen 127.0.0.1:8000",
+        world.config.model.path.display(),
+        adapter.display()
+    ));
+    Ok(())
+}
+
+fn summary(results: &Results) -> Value {
+    json!(results)
+}
+
+/// The same questions before and after: first those that GRPO made right, then others.
+fn transcripts(world: &World, evaluations: &[(&str, &Option<Evaluation>)], scenarios: &[Scenario]) -> anyhow::Result<String> {
+    let mut shown: Vec<(bool, &Scenario, Vec<(&str, EpisodeRecord)>)> = Vec::new();
+    for scenario in scenarios {
+        let mut records = Vec::new();
+        for (label, evaluation) in evaluations {
+            let id = evaluation.as_ref().and_then(|evaluation| evaluation.episodes.get(&scenario.id));
+            if let Some(record) = id.map(|id| world.store.record(id)).transpose()?.flatten() {
+                records.push((*label, record));
+            }
+        }
+        let success = |label: &str| {
+            let record = records.iter().find(|(name, _)| *name == label).map(|(_, record)| record);
+            record.and_then(|record| record.episode.metrics.get("success")).and_then(Value::as_f64).unwrap_or_default() >= 1.0
+        };
+        shown.push((success("GRPO") && !success("warm start"), scenario, records));
+    }
+    shown.sort_by_key(|(learnt, _, _)| !learnt);
+    let chapters: Vec<(&Scenario, Vec<Attempt<'_>>)> = shown
+        .iter()
+        .take(TRANSCRIPTS)
+        .map(|(_, scenario, records)| {
+            (*scenario, records.iter().map(|(label, record)| Attempt { label, record }).collect())
+        })
+        .collect();
+    Ok(render_transcripts("The same questions before and after", &chapters))
+}

@@ -1,0 +1,218 @@
+//! Everything that a run needs, started in one process: weather service, teacher, engine with its HTTP API, proxy,
+//! rollout driver.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use inference::api::ApiState;
+use inference::chat::ChatTokenizer;
+use inference::engine::{EngineConfig, EngineHandle};
+use inference::model::{LoadOptions, Model};
+use inference::server::InferenceServer;
+use mcp_envs::agent::{AgentConfig, LauncherKind};
+use mcp_envs::environment::Environment;
+use mcp_envs::envs::nws::{NwsEnvironment, stand_in::StandIn, teacher};
+use mcp_envs::rollout::{RolloutConfig, RolloutDriver};
+use mcp_envs::scenario::Scenario;
+use proxy::{McpServerConfig, ProxyConfig, Route, UpstreamConfig};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use trajectory::Store;
+
+use super::folder::RunFolder;
+use crate::config::{Launcher, RunConfig};
+use crate::failure::UsageError;
+
+/// Name of the upstream that answers the warm start's episodes.
+pub(crate) const TEACHER: &str = "teacher";
+
+/// Name of the base model at the engine.
+const BASE_MODEL: &str = "base";
+
+/// The running parts.
+pub(crate) struct World {
+    pub(crate) config: RunConfig,
+    pub(crate) store: Store,
+    pub(crate) environment: Arc<dyn Environment>,
+    pub(crate) scenarios: Vec<Scenario>,
+    pub(crate) tokenizer: Arc<ChatTokenizer>,
+    pub(crate) model: Model,
+    pub(crate) inference: InferenceServer,
+    pub(crate) driver: RolloutDriver,
+    pub(crate) proxy_url: String,
+    engine: EngineHandle,
+    servers: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// The parts that can be wrong in the configuration: loaded before anything is written.
+pub(crate) struct Loaded {
+    environment: Arc<dyn Environment>,
+    scenarios: Vec<Scenario>,
+    tokenizer: Arc<ChatTokenizer>,
+    model: Model,
+}
+
+impl Loaded {
+    /// Reads the model and the scenarios.
+    ///
+    /// # Errors
+    /// A usage error if the model can't be read or a scenario file has a bad line.
+    pub(crate) fn load(config: &RunConfig) -> Result<Self, UsageError> {
+        let usage = |error: &dyn std::error::Error| UsageError::new(super::chain(error));
+        let options = load_options(&config.model.device, &config.model.dtype)?;
+        let environment: Arc<dyn Environment> = match &config.environment.scenarios {
+            Some(path) => Arc::new(NwsEnvironment::with_scenarios(config.environment.seed, path).map_err(|error| usage(&error))?),
+            None => Arc::new(NwsEnvironment::new(config.environment.seed)),
+        };
+        let scenarios = environment.scenarios().map_err(|error| usage(&error))?;
+        let tokenizer = ChatTokenizer::load(&config.model.path).map_err(|error| usage(&error))?;
+        let model = Model::load(&config.model.path, &options).map_err(|error| usage(&error))?;
+        Ok(Self { environment, scenarios, tokenizer: Arc::new(tokenizer), model })
+    }
+}
+
+/// Device and dtype from their names.
+pub(crate) fn load_options(device: &str, dtype: &str) -> Result<LoadOptions, UsageError> {
+    let device = match device.split_once(':') {
+        None if device == "cpu" => tch::Device::Cpu,
+        Some(("cuda", number)) => tch::Device::Cuda(
+            number.parse().map_err(|_| UsageError::new(format!("device is '{device}'; use cpu or cuda:0, cuda:1, …")))?,
+        ),
+        _ => return Err(UsageError::new(format!("device is '{device}'; use cpu or cuda:0, cuda:1, …"))),
+    };
+    if device.is_cuda() && !tch::Cuda::is_available() {
+        return Err(UsageError::new("this libtorch has no usable CUDA device")
+            .hint("set LIBTORCH to a CUDA build of libtorch 2.13.0 and build again, or use device = \"cpu\""));
+    }
+    let kind = if dtype == "bfloat16" { tch::Kind::BFloat16 } else { tch::Kind::Float };
+    Ok(LoadOptions { device, kind })
+}
+
+impl World {
+    /// Starts every part on a loopback port.
+    pub(crate) async fn start(config: RunConfig, folder: &RunFolder, loaded: Loaded) -> anyhow::Result<Self> {
+        let (servers, stop) = (TaskTracker::new(), CancellationToken::new());
+        let Loaded { environment, scenarios, tokenizer, model } = loaded;
+        let listener = listen("127.0.0.1:0").await?;
+        let weather_url = url(&listener)?;
+        let stand_in = StandIn::start(listener, config.environment.seed, Default::default());
+        servers.spawn(until(stop.clone(), "weather stand-in", stand_in));
+
+        let listener = listen("127.0.0.1:0").await?;
+        let teacher_url = url(&listener)?;
+        servers.spawn(until(stop.clone(), "teacher", teacher::serve(listener, scenarios.clone())));
+
+        let engine = EngineHandle::start(
+            model.shallow_clone(),
+            EngineConfig {
+                max_batch_tokens: config.engine.max_batch_tokens,
+                max_sequences: config.engine.max_sequences,
+                kv_cache_tokens: config.engine.kv_cache_tokens,
+                max_model_len: config.engine.max_model_len,
+                ..EngineConfig::default()
+            },
+        )?;
+        let listener = listen("127.0.0.1:0").await?;
+        let engine_url = url(&listener)?;
+        let api = ApiState::new(Arc::new(engine.clone()), Arc::clone(&tokenizer), BASE_MODEL);
+        servers.spawn(until(stop.clone(), "engine API", inference::api::serve(listener, api, stop.clone())));
+
+        let store = Store::open(&folder.store())?;
+        let listener = listen(&config.proxy.listen).await?;
+        let proxy_url = url(&listener)?;
+        let proxy_config = proxy_config(&config, &engine_url, &teacher_url, &weather_url)?;
+        servers.spawn(until(stop.clone(), "proxy", proxy::serve(listener, proxy_config, store.clone(), stop.clone())));
+
+        let driver = RolloutDriver::new(RolloutConfig {
+            proxy_url: proxy_url.clone(),
+            token: None,
+            agent: agent_config(&config),
+            concurrency: config.rollout.concurrency,
+        })
+        .map_err(|error| UsageError::new(super::chain(&error)))?;
+        let inference = InferenceServer::new(&engine_url, None)?;
+        inference.wait_ready(Duration::from_secs(60)).await?;
+        driver.prepare().await.map_err(|error| UsageError::new(super::chain(&error)))?;
+        Ok(Self { config, store, environment, scenarios, tokenizer, model, inference, driver, proxy_url, engine, servers, stop })
+    }
+
+    /// Ends every part; agents and tool servers are gone when it returns.
+    pub(crate) async fn stop(self) {
+        let Self { driver, engine, servers, stop, .. } = self;
+        stop.cancel();
+        drop(driver);
+        servers.close();
+        if tokio::time::timeout(Duration::from_secs(4), servers.wait()).await.is_err() {
+            tracing::warn!("a server did not end within 4 seconds");
+        }
+        engine.shutdown();
+    }
+}
+
+async fn listen(address: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|source| {
+        UsageError::new(format!("can't listen on {address}: {source}"))
+            .hint("another process uses that port; choose another one, or port 0 for a free one")
+            .into()
+    })
+}
+
+fn url(listener: &TcpListener) -> anyhow::Result<String> {
+    Ok(format!("http://{}", listener.local_addr()?))
+}
+
+/// Runs a server until `stop`; one that ends before that is reported.
+async fn until<E: std::fmt::Display>(
+    stop: CancellationToken,
+    name: &'static str,
+    server: impl Future<Output = Result<(), E>>,
+) {
+    let mut server = std::pin::pin!(server);
+    let ended = tokio::select! {
+        ended = &mut server => Some(ended),
+        () = stop.cancelled() => tokio::time::timeout(Duration::from_secs(3), server).await.ok(),
+    };
+    match ended {
+        Some(Err(error)) => tracing::error!(%error, server = name, "a server ended"),
+        Some(Ok(())) if !stop.is_cancelled() => tracing::error!(server = name, "a server ended"),
+        _ => {}
+    }
+}
+
+fn proxy_config(config: &RunConfig, engine_url: &str, teacher_url: &str, weather_url: &str) -> anyhow::Result<ProxyConfig> {
+    let mut policy = UpstreamConfig::new("policy", engine_url);
+    policy.policy = true;
+    policy.base_model = Some(BASE_MODEL.to_owned());
+    let mut proxy = ProxyConfig::new(vec![policy, UpstreamConfig::new(TEACHER, teacher_url)]);
+    proxy.routes = vec![Route { model: "*".to_owned(), upstream: "policy".to_owned() }];
+    let executable = std::env::current_exe().context("the path of the running executable")?;
+    let expand = |text: &String| {
+        text.replace("{trainyard}", &executable.to_string_lossy()).replace("{weather_url}", weather_url)
+    };
+    proxy.mcp_servers = config
+        .mcp_servers
+        .iter()
+        .map(|server| {
+            let mut expanded = McpServerConfig::new(server.name.clone(), server.command.iter().map(expand).collect());
+            expanded.env = server.env.iter().map(|(name, value)| (name.clone(), expand(value))).collect::<BTreeMap<_, _>>();
+            expanded
+        })
+        .collect();
+    Ok(proxy)
+}
+
+fn agent_config(config: &RunConfig) -> AgentConfig {
+    let mut agent = AgentConfig::new(config.agent.command.clone());
+    agent.env = config.agent.env.clone();
+    agent.time_limit = Duration::from_secs_f64(config.agent.time_limit_seconds);
+    agent.launcher = match config.agent.launcher {
+        Launcher::Plain => LauncherKind::Plain,
+        Launcher::Fork => LauncherKind::Fork { preload: config.agent.preload.clone() },
+    };
+    agent
+}
+
