@@ -18,7 +18,7 @@ use output::Capture;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::launcher::{Exit, LaunchError, LauncherKind};
-use crate::launcher::{LaunchRequest, Launcher, RunningAgent};
+use crate::launcher::{LaunchBase, LaunchRequest, Launcher, RunningAgent};
 
 /// What a process is given after it was asked to end, before it is killed.
 const TERMINATE_GRACE: Duration = Duration::from_millis(500);
@@ -140,7 +140,12 @@ impl AgentRunner {
         }
         .map_err(AgentError::Directory)?;
         let base_environment = environment::base(&config.env_allow, &config.env);
-        Ok(Self { launcher: Launcher::new(config.launcher.clone()), base_directory, base_environment, config })
+        let base = LaunchBase {
+            environment: base_environment.clone(),
+            episode_variables: environment::episode_variables(&config.env),
+            directory: base_directory.clone(),
+        };
+        Ok(Self { launcher: Launcher::new(config.launcher.clone(), base), base_directory, base_environment, config })
     }
 
     /// The configuration it was made with.
@@ -151,7 +156,7 @@ impl AgentRunner {
     /// Does what takes long before the first run: with the fork launcher, the imports. Not needed, but an early error.
     pub async fn prepare(&self) -> Result<(), AgentError> {
         let command = environment::resolve_paths(&self.config.command, &self.base_directory);
-        Ok(self.launcher.prepare(&command, &self.base_environment, &self.base_directory).await?)
+        Ok(self.launcher.prepare(&command).await?)
     }
 
     /// Runs the agent once, from start to the end of its process group.
@@ -178,7 +183,7 @@ impl AgentRunner {
         let mut agent = tokio::select! {
             biased;
             () = cancel.cancelled() => return Ok(AgentReport::cancelled(started)),
-            agent = self.launcher.launch(request, &self.base_environment, &self.base_directory) => agent?,
+            agent = self.launcher.launch(request) => agent?,
         };
         let end = watch(&mut agent, &mut stdout, &mut stderr, self.config.time_limit, cancel).await?;
         if !matches!(end, AgentEnd::Exited(_)) {

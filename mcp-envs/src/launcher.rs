@@ -7,16 +7,18 @@
 mod fork;
 mod process_group;
 #[cfg(test)]
+pub(crate) mod test_support;
+#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 
-use fork::{ForkServer, ForkedExit};
+use fork::{Connection, ForkServer, ForkedExit};
 use process_group::ProcessGroup;
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
@@ -28,10 +30,10 @@ pub enum LauncherKind {
     #[default]
     Plain,
     /// For `python [flags] script.py [arguments]`: one interpreter imports the script's modules once and forks for each
-    /// episode, which runs the unchanged script. Modules beside the script are not preloaded, since they may read their
-    /// episode's environment when imported.
+    /// episode, which runs the unchanged script. A module is shared only if the script can't tell: not one that lies
+    /// beside it, starts a thread, or reads its episode's variables when it is imported.
     Fork {
-        /// Modules to import beyond those that the script names, such as those it imports late.
+        /// Modules to import beyond those that the script names. Those it imports late are learnt from the first runs.
         preload: Vec<String>,
     },
 }
@@ -89,45 +91,59 @@ pub enum Exit {
     Signal(i32),
 }
 
+/// What is the same for all processes of one agent.
+pub(crate) struct LaunchBase {
+    /// The part of the environment that does not depend on the episode; the fork launcher imports under it.
+    pub(crate) environment: BTreeMap<String, String>,
+    /// Variables that do; a module that reads one when it is imported can't be shared between episodes.
+    pub(crate) episode_variables: Vec<String>,
+    /// Where the fork launcher's server runs.
+    pub(crate) directory: PathBuf,
+}
+
 /// Starts processes of one agent.
 pub(crate) struct Launcher {
     kind: LauncherKind,
+    base: LaunchBase,
     /// The running server of the fork launcher; started on first use, and again after its death.
     server: Mutex<Option<ForkServer>>,
 }
 
 impl Launcher {
-    pub(crate) fn new(kind: LauncherKind) -> Self {
-        Self { kind, server: Mutex::new(None) }
+    pub(crate) fn new(kind: LauncherKind, base: LaunchBase) -> Self {
+        Self { kind, base, server: Mutex::new(None) }
     }
 
-    /// Does what takes long before the first launch: the fork launcher's imports. `request` as for `launch`.
-    pub(crate) async fn prepare(&self, command: &[String], environment: &BTreeMap<String, String>, directory: &Path) -> Result<(), LaunchError> {
-        match &self.kind {
-            LauncherKind::Plain => Ok(()),
-            LauncherKind::Fork { preload } => {
-                let mut server = self.server.lock().await;
-                if server.as_ref().is_none_or(ForkServer::is_dead) {
-                    *server = Some(ForkServer::start(command, preload, environment, directory).await?);
-                }
-                Ok(())
-            }
+    /// Does what takes long before the first launch: the fork launcher's imports.
+    pub(crate) async fn prepare(&self, command: &[String]) -> Result<(), LaunchError> {
+        if let LauncherKind::Fork { preload } = &self.kind {
+            self.connect(command, preload).await?;
         }
+        Ok(())
     }
 
-    /// Starts one process. `base_environment` is the part of the environment that does not depend on the episode; the
-    /// fork launcher imports under it.
-    pub(crate) async fn launch(&self, request: LaunchRequest, base_environment: &BTreeMap<String, String>, base_directory: &Path) -> Result<RunningAgent, LaunchError> {
+    /// Starts one process.
+    pub(crate) async fn launch(&self, request: LaunchRequest) -> Result<RunningAgent, LaunchError> {
         match &self.kind {
             LauncherKind::Plain => launch_plain(request),
-            LauncherKind::Fork { .. } => {
-                self.prepare(&request.command, base_environment, base_directory).await?;
-                let connection = self.server.lock().await.as_ref().map(ForkServer::connection);
-                let connection = connection.ok_or_else(|| LaunchError::ForkServer { reason: "it is not running".into() })?;
+            LauncherKind::Fork { preload } => {
+                let connection = self.connect(&request.command, preload).await?;
                 let (group, exit) = connection.fork(request).await?;
                 Ok(RunningAgent { group, process: Process::Forked(exit) })
             }
         }
+    }
+
+    /// The connection to the fork launcher's server, which is started if there is none.
+    async fn connect(&self, command: &[String], preload: &[String]) -> Result<Connection, LaunchError> {
+        let mut server = self.server.lock().await;
+        if let Some(running) = server.as_ref().filter(|server| !server.is_dead()) {
+            return Ok(running.connection());
+        }
+        let started = ForkServer::start(command, preload, &self.base).await?;
+        let connection = started.connection();
+        *server = Some(started);
+        Ok(connection)
     }
 }
 

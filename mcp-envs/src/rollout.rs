@@ -20,7 +20,8 @@ use trajectory::{CallStatus, CloseEpisode, EpisodeId, EpisodeRecord, Failure, Fa
 
 use crate::agent::{AgentConfig, AgentEnd, AgentError, AgentInput, AgentReport, AgentRunner};
 use crate::control::{ControlClient, ControlError, OpenEpisode, OpenedEpisode};
-use crate::environment::{Environment, EpisodeView, Reward};
+use crate::environment::{Environment, EpisodeView};
+use crate::reward::Reward;
 use crate::scenario::Scenario;
 
 /// How long a cancelled run tries to close its episodes.

@@ -87,10 +87,18 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "shutting_down", message)
     }
 
+    /// What a caller did wrong is told; what is wrong with the store is for the log.
     pub(crate) fn store(error: &StoreError) -> Self {
-        tracing::error!(error = error as &dyn std::error::Error, "the trajectory store refused");
-        let message = format!("the trajectory store refused: {error}");
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "store_error", message)
+        match error {
+            StoreError::UnknownEpisode(id) => Self::unknown_episode(id.as_str()),
+            StoreError::AlreadyClosed(id) => Self::episode_closed(id.as_str()),
+            StoreError::InvalidReward(_) => Self::bad_request("invalid_reward", error.to_string()),
+            error => {
+                tracing::error!(error = error as &dyn std::error::Error, "the trajectory store failed");
+                let message = "the trajectory store failed: the proxy's log says why";
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "store_error", message)
+            }
+        }
     }
 
     pub(crate) fn internal(message: impl Into<String>) -> Self {

@@ -50,6 +50,14 @@ pub enum TrainError {
         /// Each differing setting: here and in the checkpoint.
         difference: String,
     },
+    /// An adapter of another form than the configuration's.
+    #[error("the adapter {} has another form: {difference}; change the trainer's settings to it", path.display())]
+    OtherAdapter {
+        /// Its directory.
+        path: PathBuf,
+        /// Each differing setting: here and in the adapter.
+        difference: String,
+    },
     /// A token id that the model doesn't know.
     #[error("token id {token_id} is outside the model's vocabulary of {vocab_size}; was the trajectory recorded from another model?")]
     TokenOutOfRange {

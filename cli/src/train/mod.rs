@@ -32,8 +32,6 @@ use self::publish::Publisher;
 use self::world::{Loaded, World};
 use crate::config::{LossName, RunConfig};
 
-pub(crate) use self::world::load_options;
-
 /// The run was told to stop; what is done is kept.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]

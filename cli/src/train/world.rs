@@ -63,7 +63,7 @@ impl Loaded {
     /// A usage error if the model can't be read or a scenario file has a bad line.
     pub(crate) fn load(config: &RunConfig) -> Result<Self, UsageError> {
         let usage = |error: &dyn std::error::Error| UsageError::new(super::chain(error));
-        let options = load_options(&config.model.device, &config.model.dtype)?;
+        let options = LoadOptions::parse(&config.model.device, &config.model.dtype).map_err(|error| usage(&error))?;
         let environment: Arc<dyn Environment> = match &config.environment.scenarios {
             Some(path) => Arc::new(NwsEnvironment::with_scenarios(config.environment.seed, path).map_err(|error| usage(&error))?),
             None => Arc::new(NwsEnvironment::new(config.environment.seed)),
@@ -73,23 +73,6 @@ impl Loaded {
         let model = Model::load(&config.model.path, &options).map_err(|error| usage(&error))?;
         Ok(Self { environment, scenarios, tokenizer: Arc::new(tokenizer), model })
     }
-}
-
-/// Device and dtype from their names.
-pub(crate) fn load_options(device: &str, dtype: &str) -> Result<LoadOptions, UsageError> {
-    let device = match device.split_once(':') {
-        None if device == "cpu" => tch::Device::Cpu,
-        Some(("cuda", number)) => tch::Device::Cuda(
-            number.parse().map_err(|_| UsageError::new(format!("device is '{device}'; use cpu or cuda:0, cuda:1, …")))?,
-        ),
-        _ => return Err(UsageError::new(format!("device is '{device}'; use cpu or cuda:0, cuda:1, …"))),
-    };
-    if device.is_cuda() && !tch::Cuda::is_available() {
-        return Err(UsageError::new("this libtorch has no usable CUDA device")
-            .hint("set LIBTORCH to a CUDA build of libtorch 2.13.0 and build again, or use device = \"cpu\""));
-    }
-    let kind = if dtype == "bfloat16" { tch::Kind::BFloat16 } else { tch::Kind::Float };
-    Ok(LoadOptions { device, kind })
 }
 
 impl World {

@@ -23,6 +23,9 @@ pub enum ChatError {
         #[source]
         source: serde_json::Error,
     },
+    /// The model's file can't be opened.
+    #[error(transparent)]
+    Model(#[from] crate::InferenceError),
     /// The tokenizer's data can't be used.
     #[error("can't build a tokenizer from {path}: {reason}")]
     Tokenizer {

@@ -96,6 +96,11 @@ impl ControlTokens {
         Self { tokens, first_bytes }
     }
 
+    /// Whether `id` is one of them.
+    pub fn contains(&self, id: u32) -> bool {
+        self.tokens.iter().any(|token| token.id == id)
+    }
+
     /// The first literal at or after `from`: where it begins, and which one.
     fn find(&self, text: &str, from: usize) -> Option<(usize, &ControlToken)> {
         let bytes = text.as_bytes();

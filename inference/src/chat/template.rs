@@ -111,7 +111,7 @@ fn raise_exception(message: String) -> Result<String, Error> {
 }
 
 fn strftime_now(format: String) -> Result<String, Error> {
-    let now = jiff::Zoned::now();
+    let now = jiff::ZonedDateTime::now();
     jiff::fmt::strtime::format(&format, &now)
         .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now(`{format}`): {error}")))
 }

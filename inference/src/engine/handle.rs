@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use tokio::sync::{mpsc as async_mpsc, oneshot};
 
 use super::kv_cache::KvCache;
-use super::worker::Worker;
+use super::worker::WorkerSeed;
 use super::{EngineConfig, EngineError, GenerateEvent, GenerateRequest};
 use crate::model::{FusedLora, LoraAdapter, Model, ModelConfig};
 
@@ -100,10 +100,10 @@ impl EngineHandle {
         let cache = KvCache::new(&facts.config, config.kv_cache_tokens, facts.device, facts.kind)?;
         let shared = Arc::new(Shared::default());
         let (messages, receiver) = mpsc::channel();
-        let (thread_config, thread_shared) = (config.clone(), Arc::clone(&shared));
+        let worker = WorkerSeed { model, cache, config: config.clone(), shared: Arc::clone(&shared) };
         let thread = std::thread::Builder::new()
             .name("engine".into())
-            .spawn(move || Worker::new(model, cache, thread_config, thread_shared).run(&receiver))
+            .spawn(move || worker.run(&receiver))
             .map_err(EngineError::Spawn)?;
         Ok(Self {
             messages,

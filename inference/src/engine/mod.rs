@@ -12,13 +12,16 @@ mod attention;
 mod block_pool;
 mod config;
 mod decode_kernel;
+mod direct_attention;
 mod error;
+mod gathered_attention;
 mod handle;
 mod kv_cache;
 mod openmp;
 mod request;
 mod sampler;
 mod scheduler;
+mod tensor_view;
 mod vector_math;
 mod worker;
 

@@ -16,7 +16,7 @@ pub mod gguf;
 mod layers;
 pub mod llama;
 pub mod lora;
-mod safetensors_file;
+pub(crate) mod safetensors_file;
 mod weights;
 
 use std::path::Path;

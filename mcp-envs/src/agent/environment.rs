@@ -21,9 +21,20 @@ const SCENARIO: &str = "TRAINYARD_SCENARIO";
 pub(super) fn base(allowed: &[String], configured: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut environment: BTreeMap<String, String> =
         allowed.iter().filter_map(|name| Some((name.clone(), std::env::var(name).ok()?))).collect();
-    let fixed = configured.iter().filter(|(_, value)| PLACEHOLDERS.iter().all(|placeholder| !value.contains(placeholder)));
+    let fixed = configured.iter().filter(|(_, value)| !has_placeholder(value));
     environment.extend(fixed.map(|(name, value)| (name.clone(), value.clone())));
     environment
+}
+
+/// Names of the variables that differ from episode to episode.
+pub(super) fn episode_variables(configured: &BTreeMap<String, String>) -> Vec<String> {
+    let own = [OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, MCP_CONFIG, SCENARIO].map(str::to_owned);
+    let filled = configured.iter().filter(|(_, value)| has_placeholder(value)).map(|(name, _)| name.clone());
+    own.into_iter().chain(filled).collect()
+}
+
+fn has_placeholder(text: &str) -> bool {
+    PLACEHOLDERS.iter().any(|placeholder| text.contains(placeholder))
 }
 
 /// Makes the command independent of the directory it runs in: words that name a file under `directory` become absolute.

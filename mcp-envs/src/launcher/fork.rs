@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
@@ -19,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::process_group::ProcessGroup;
-use super::{Exit, LaunchError, LaunchRequest};
+use super::{Exit, LaunchBase, LaunchError, LaunchRequest};
 
 /// The program that the interpreter runs.
 const SERVER: &str = include_str!("fork_server.py");
@@ -65,21 +66,20 @@ impl ForkServer {
     pub(super) async fn start(
         command: &[String],
         preload: &[String],
-        environment: &BTreeMap<String, String>,
-        directory: &Path,
+        base: &LaunchBase,
     ) -> Result<Self, LaunchError> {
         let n_interpreter = script_position(command).ok_or_else(|| LaunchError::NotAScript { command: command.join(" ") })?;
         let program = &command[0];
         let failed = |reason: std::io::Error| LaunchError::ForkServer { reason: reason.to_string() };
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(failed)?;
         ours.set_nonblocking(true).map_err(failed)?;
+        let options = json!({"preload": preload, "episode_variables": base.episode_variables}).to_string();
         let mut child = Command::new(program)
             .args(&command[1..n_interpreter])
-            .args(["-c", SERVER, &command[n_interpreter]])
-            .args(preload)
+            .args(["-c", SERVER, &command[n_interpreter], &options])
             .env_clear()
-            .envs(environment)
-            .current_dir(directory)
+            .envs(&base.environment)
+            .current_dir(&base.directory)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

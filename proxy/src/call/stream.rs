@@ -32,6 +32,7 @@ pub(super) async fn forward(
     mut body: Incoming,
     reply: oneshot::Sender<Response>,
 ) {
+    let episode = call.episode.clone();
     let (parts, receiver) = mpsc::channel(WAITING_PARTS);
     let stream = ReceiverStream::new(receiver).map(Ok::<Bytes, Infallible>);
     let _ = reply.send(respond(status, headers, Body::from_stream(stream)));
@@ -42,8 +43,13 @@ pub(super) async fn forward(
             Ok(Some(data)) => {
                 call.draft.answer_began();
                 let part = tee.take(&data, &call);
-                if !part.is_empty() && parts.send(part).await.is_err() {
-                    break Err(Interruption::HungUp);
+                if part.is_empty() {
+                    continue;
+                }
+                tokio::select! {
+                    biased;
+                    sent = parts.send(part) => if sent.is_err() { break Err(Interruption::HungUp) },
+                    () = call.episode.closing.cancelled() => break Err(Interruption::Closed),
                 }
             }
             Ok(None) => break Ok(()),
@@ -86,8 +92,12 @@ pub(super) async fn forward(
         }
     }
     if !last.is_empty() {
-        // The agent may be gone; the record is made.
-        let _ = parts.send(last.freeze()).await;
+        // The record is made; an agent that has gone, or reads nothing until its episode closes, misses nothing.
+        tokio::select! {
+            biased;
+            _ = parts.send(last.freeze()) => {}
+            () = episode.closing.cancelled() => {}
+        }
     }
 }
 

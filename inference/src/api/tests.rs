@@ -1,0 +1,1 @@
+//! Tests of the routes with a scripted engine.

@@ -1,0 +1,114 @@
+//! The floats of a tensor, without a copy.
+
+#![expect(unsafe_code, reason = "libtorch hands out memory as pointers")]
+
+use std::marker::PhantomData;
+
+use tch::{Device, Kind, Tensor};
+
+/// Rows of f32 in a CPU tensor; the elements of a row lie side by side, the rows need not.
+pub(super) struct Rows<'a> {
+    floats: &'a [f32],
+    stride: usize,
+    len: usize,
+    n: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Views `tensor` `[n, …]` as `n` rows. None where it is not float32 on the CPU, or a row's elements lie apart.
+    pub(super) fn of(tensor: &'a Tensor) -> Option<Self> {
+        let (floats, shape) = parts(tensor)?;
+        // SAFETY: the tensor lives as long as the view, and nothing writes to a forward pass's inputs while they are read.
+        let floats = unsafe { std::slice::from_raw_parts(floats, shape.extent()) };
+        Some(Self { floats, stride: shape.stride, len: shape.len, n: shape.n })
+    }
+
+    /// How many rows.
+    pub(super) fn n(&self) -> usize {
+        self.n
+    }
+
+    /// A row.
+    pub(super) fn row(&self, index: usize) -> &'a [f32] {
+        &self.floats[index * self.stride..][..self.len]
+    }
+
+    /// All floats from the first row's first to the last row's last.
+    pub(super) fn floats(&self) -> &'a [f32] {
+        self.floats
+    }
+}
+
+/// [`Rows`] that can be written to.
+pub(super) struct RowsMut<'a> {
+    floats: &'a mut [f32],
+    shape: Shape,
+    tensor: PhantomData<&'a mut Tensor>,
+}
+
+impl<'a> RowsMut<'a> {
+    /// As [`Rows::of`]. The tensor must share its memory with no other in use.
+    pub(super) fn of(tensor: &'a mut Tensor) -> Option<Self> {
+        let (floats, shape) = parts(tensor)?;
+        // SAFETY: the tensor is borrowed mutably, and the engine's thread alone holds the KV cache and its outputs.
+        let floats = unsafe { std::slice::from_raw_parts_mut(floats, shape.extent()) };
+        Some(Self { floats, shape, tensor: PhantomData })
+    }
+
+    /// A row.
+    pub(super) fn row_mut(&mut self, index: usize) -> &mut [f32] {
+        &mut self.floats[index * self.shape.stride..][..self.shape.len]
+    }
+
+    /// All floats from the first row's first to the last row's last.
+    pub(super) fn floats_mut(&mut self) -> &mut [f32] {
+        self.floats
+    }
+}
+
+struct Shape {
+    stride: usize,
+    len: usize,
+    n: usize,
+}
+
+impl Shape {
+    fn extent(&self) -> usize {
+        if self.n == 0 { 0 } else { (self.n - 1) * self.stride + self.len }
+    }
+}
+
+fn parts(tensor: &Tensor) -> Option<(*mut f32, Shape)> {
+    if tensor.device() != Device::Cpu || tensor.kind() != Kind::Float {
+        return None;
+    }
+    let (sizes, strides) = (tensor.size(), tensor.stride());
+    let mut len = 1;
+    for (&size, &stride) in sizes.iter().zip(&strides).skip(1).rev() {
+        if size != 1 && stride != len {
+            return None;
+        }
+        len *= size;
+    }
+    let n = *sizes.first()? as usize;
+    let stride = if n > 1 { strides[0] } else { len };
+    if n * len as usize == 0 || stride < len {
+        return None;
+    }
+    Some((tensor.data_ptr().cast(), Shape { stride: stride as usize, len: len as usize, n }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_may_lie_apart_but_not_their_elements() {
+        let tensor = Tensor::arange(24, (Kind::Float, Device::Cpu)).view([4, 6]);
+        let columns = tensor.narrow(1, 2, 4).view([4, 2, 2]);
+        let rows = Rows::of(&columns).unwrap();
+        assert_eq!((rows.n(), rows.row(3)), (4, &[20.0, 21.0, 22.0, 23.0][..]));
+        assert!(Rows::of(&tensor.transpose(0, 1)).is_none());
+        assert!(Rows::of(&tensor.to_kind(Kind::Double)).is_none());
+    }
+}

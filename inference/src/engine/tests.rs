@@ -1,0 +1,1 @@
+//! The whole engine with a tiny random model.

@@ -1,0 +1,84 @@
+//! The whole ring: agent process, proxy, MCP server, engine, trainer step, hot swap, rollouts on the new version.
+
+use std::collections::BTreeSet;
+
+use harness::binary::trainyard;
+use harness::small_run::SmallRun;
+use serde_json::Value;
+use trajectory::{EpisodeFilter, PolicyVersion, Split, Store};
+
+#[test]
+fn a_run_closes_the_loop() {
+    let run = SmallRun::new(&[]);
+    let output = trainyard().args(["train", "-c"]).arg(run.config()).output().unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
+    let folder = run.run_folder();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(printed.trim().lines().last().unwrap(), folder.to_str().unwrap(), "the last line is the run's path");
+
+    let summary: Value = serde_json::from_slice(&std::fs::read(folder.join("summary.json")).unwrap()).unwrap();
+    assert_eq!(summary["steps"], 2, "{summary}");
+    assert_eq!(summary["held_out"]["grpo"]["n"], 4);
+    assert_eq!(summary["episodes"]["tainted"], 0);
+    assert_eq!(summary["episodes"]["failed"], 0, "{log}");
+    let difference = summary["engine_trainer_max_abs_diff"].as_f64().unwrap();
+    assert!(difference > 0.0 && difference < 1e-4, "engine and trainer differ by {difference}");
+    assert!(summary["peak_rss_bytes"].as_u64().unwrap() > 10 << 20);
+    for file in ["config.toml", "metrics.jsonl", "reward.svg", "transcripts.md", "results.md", "checkpoint"] {
+        assert!(folder.join(file).try_exists().unwrap(), "{file} is missing");
+    }
+    for version in [1, 2] {
+        let adapter = folder.join(format!("adapters/policy@{version}/adapter_model.safetensors"));
+        assert!(adapter.is_file(), "{} is missing", adapter.display());
+    }
+
+    let rows = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 2);
+    let trained: u64 = rows.iter().map(|row| row["groups_used"].as_u64().unwrap()).sum();
+    assert!(trained > 0, "no group had a gradient: {rows:?}");
+
+    let store = Store::open(&folder.join("trajectories.db")).unwrap();
+    let episodes = store.episodes(&EpisodeFilter { split: Some(Split::Train), ..EpisodeFilter::default() }).unwrap();
+    assert_eq!(episodes.len(), 16);
+    let mut versions = BTreeSet::new();
+    for episode in &episodes {
+        let record = store.record(&episode.id).unwrap().unwrap();
+        assert!(!record.calls.is_empty());
+        for call in &record.calls {
+            assert!(call.prompt_token_ids.as_ref().is_some_and(|ids| !ids.is_empty()));
+            assert_eq!(call.choices[0].token_ids.len(), call.choices[0].behaviour_logprobs.len());
+            versions.extend(call.policy_version);
+        }
+    }
+    assert_eq!(versions, BTreeSet::from([PolicyVersion(0), PolicyVersion(1)]), "step 2 ran on policy@1");
+    assert_ne!(
+        std::fs::read(folder.join("adapters/policy@1/adapter_model.safetensors")).unwrap(),
+        std::fs::read(folder.join("adapters/policy@2/adapter_model.safetensors")).unwrap(),
+        "the second step changed nothing"
+    );
+}
+
+#[test]
+fn a_teacher_warms_the_policy_up() {
+    let run = SmallRun::new(&[
+        ("warm_start.steps", 1.into()),
+        ("warm_start.demonstrations_per_step", 4.into()),
+        ("trainer.steps", 0.into()),
+        ("evaluation.base", false.into()),
+    ]);
+    let output = trainyard().args(["train", "-c"]).arg(run.config()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let store = Store::open(&run.run_folder().join("trajectories.db")).unwrap();
+    let episodes = store.episodes(&EpisodeFilter { split: Some(Split::Train), ..EpisodeFilter::default() }).unwrap();
+    assert_eq!(episodes.len(), 4);
+    for episode in episodes {
+        assert_eq!(episode.reward, Some(1.0), "the teacher is right: {episode:?}");
+        let record = store.record(&episode.id).unwrap().unwrap();
+        assert!(!record.tool_calls.is_empty(), "the teacher used the tools");
+    }
+    let held_out = store.episodes(&EpisodeFilter { split: Some(Split::HeldOut), ..EpisodeFilter::default() }).unwrap();
+    let record = store.record(&held_out[0].id).unwrap().unwrap();
+    assert_eq!(record.calls[0].policy_version, Some(PolicyVersion(1)));
+}
