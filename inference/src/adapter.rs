@@ -72,10 +72,16 @@ enum Targets {
 
 impl RawConfig {
     fn read(path: &Path) -> Result<Self, InferenceError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| InferenceError::Read { path: path.to_owned(), source })?;
-        serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(&text))
-            .map_err(|source| InferenceError::Json { path: path.to_owned(), source })
+        let text = std::fs::read_to_string(path).map_err(|source| InferenceError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(&text)).map_err(|source| {
+            InferenceError::Json {
+                path: path.to_owned(),
+                source,
+            }
+        })
     }
 
     /// The reason for which the adapter can't be used, or its form.
@@ -87,29 +93,62 @@ impl RawConfig {
             ("bias", self.bias.is_some_and(|bias| bias != "none")),
             ("use_dora", self.use_dora),
             ("fan_in_fan_out", self.fan_in_fan_out),
-            ("modules_to_save", self.modules_to_save.is_some_and(|modules| !modules.is_empty())),
-            ("rank_pattern", self.rank_pattern.is_some_and(|pattern| !pattern.is_empty())),
-            ("alpha_pattern", self.alpha_pattern.is_some_and(|pattern| !pattern.is_empty())),
-            ("layers_to_transform", self.layers_to_transform.is_some_and(|value| !value.is_null())),
-            ("exclude_modules", self.exclude_modules.is_some_and(|value| !is_empty(&value))),
-            ("target_parameters", self.target_parameters.is_some_and(|parameters| !parameters.is_empty())),
-            ("trainable_token_indices", self.trainable_token_indices.is_some_and(|value| !is_empty(&value))),
+            (
+                "modules_to_save",
+                self.modules_to_save.is_some_and(|modules| !modules.is_empty()),
+            ),
+            (
+                "rank_pattern",
+                self.rank_pattern.is_some_and(|pattern| !pattern.is_empty()),
+            ),
+            (
+                "alpha_pattern",
+                self.alpha_pattern.is_some_and(|pattern| !pattern.is_empty()),
+            ),
+            (
+                "layers_to_transform",
+                self.layers_to_transform.is_some_and(|value| !value.is_null()),
+            ),
+            (
+                "exclude_modules",
+                self.exclude_modules.is_some_and(|value| !is_empty(&value)),
+            ),
+            (
+                "target_parameters",
+                self.target_parameters.is_some_and(|parameters| !parameters.is_empty()),
+            ),
+            (
+                "trainable_token_indices",
+                self.trainable_token_indices.is_some_and(|value| !is_empty(&value)),
+            ),
         ];
         if let Some((setting, _)) = unsupported.into_iter().find(|&(_, used)| used) {
-            return Err(format!("{CONFIG_FILE} uses {setting}, which isn't supported; train it without"));
+            return Err(format!(
+                "{CONFIG_FILE} uses {setting}, which isn't supported; train it without"
+            ));
         }
         let mut target_modules = match self.target_modules {
             Targets::Names(names) => names,
             Targets::Word(word) if word == "all-linear" => ADAPTER_MODULES.map(str::to_owned).to_vec(),
             Targets::Word(word) => {
-                return Err(format!("target_modules is the pattern `{word}`, only names and `all-linear` are supported"));
+                return Err(format!(
+                    "target_modules is the pattern `{word}`, only names and `all-linear` are supported"
+                ));
             }
         };
         target_modules.sort_by_key(|name| ADAPTER_MODULES.iter().position(|module| module == name));
         let rank = self.r;
         // rsLoRA's scale is alpha / √rank.
-        let alpha = if self.use_rslora { self.lora_alpha * (rank as f64).sqrt() } else { self.lora_alpha };
-        let config = LoraConfig { rank, alpha, target_modules };
+        let alpha = if self.use_rslora {
+            self.lora_alpha * (rank as f64).sqrt()
+        } else {
+            self.lora_alpha
+        };
+        let config = LoraConfig {
+            rank,
+            alpha,
+            target_modules,
+        };
         config.check().map_err(|error| format!("{CONFIG_FILE}: {error}"))?;
         Ok(config)
     }
@@ -128,7 +167,10 @@ fn is_empty(value: &serde_json::Value) -> bool {
 pub(crate) fn load(directory: &Path, model: &ModelConfig, device: Device) -> Result<LoraAdapter, InferenceError> {
     let config = RawConfig::read(&directory.join(CONFIG_FILE))?
         .supported()
-        .map_err(|reason| InferenceError::Adapter { path: directory.to_owned(), reason })?;
+        .map_err(|reason| InferenceError::Adapter {
+            path: directory.to_owned(),
+            reason,
+        })?;
     let file = SafetensorsFile::open(&directory.join(WEIGHTS_FILE))?;
     let mut expected = Vec::new();
     let adapter = LoraAdapter::build(&config, model, |layer, module, [a_shape, b_shape]| {
@@ -155,13 +197,21 @@ fn read(file: &SafetensorsFile, name: &str, shape: &[i64], device: Device) -> Re
         Some(tensor) if tensor.size() != shape => format!("has shape {:?}, expected {shape:?}", tensor.size()),
         Some(tensor) => return Ok(tensor.f_to_device(device)?.f_to_kind(Kind::Float)?),
     };
-    Err(InferenceError::Tensor { path: file.path().to_owned(), tensor: name.to_owned(), reason })
+    Err(InferenceError::Tensor {
+        path: file.path().to_owned(),
+        tensor: name.to_owned(),
+        reason,
+    })
 }
 
 /// Writes an adapter and flushes files and directory. See [`LoraAdapter::save`].
 pub(crate) fn save(adapter: &LoraAdapter, directory: &Path, base_model: &str) -> Result<(), InferenceError> {
     std::fs::create_dir_all(directory).map_err(|source| write_error(directory, source))?;
-    let LoraConfig { rank, alpha, target_modules } = adapter.config();
+    let LoraConfig {
+        rank,
+        alpha,
+        target_modules,
+    } = adapter.config();
     let config = json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -209,9 +259,14 @@ pub(crate) fn save(adapter: &LoraAdapter, directory: &Path, base_model: &str) ->
         });
         written.map_err(|source| write_error(&path, source))?;
     }
-    File::open(directory).and_then(|folder| folder.sync_all()).map_err(|source| write_error(directory, source))
+    File::open(directory)
+        .and_then(|folder| folder.sync_all())
+        .map_err(|source| write_error(directory, source))
 }
 
 fn write_error(path: &Path, source: std::io::Error) -> InferenceError {
-    InferenceError::Write { path: path.to_owned(), source }
+    InferenceError::Write {
+        path: path.to_owned(),
+        source,
+    }
 }

@@ -7,10 +7,13 @@ const KEY_PREFIX: &str = "ty-";
 
 /// What a request presents as its API key: `Authorization: Bearer …`, else `x-api-key`.
 pub(crate) fn api_key(headers: &HeaderMap) -> Option<&str> {
-    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(|value| {
-        let (scheme, key) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
-    });
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| {
+            let (scheme, key) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+        });
     bearer.or_else(|| headers.get("x-api-key")?.to_str().ok())
 }
 
@@ -48,7 +51,13 @@ mod tests {
     #[test]
     fn keys_of_episodes_are_told_from_others() {
         let key = format_key("0190ab", "5ec2e7");
-        assert_eq!(EpisodeKey::parse(&key), Some(EpisodeKey { episode: "0190ab", secret: "5ec2e7" }));
+        assert_eq!(
+            EpisodeKey::parse(&key),
+            Some(EpisodeKey {
+                episode: "0190ab",
+                secret: "5ec2e7"
+            })
+        );
         for other in ["sk-abc", "ty-", "ty-abc", "ty--x", "ty-a-", "ty-a/b-c", "ty-a-b-c"] {
             assert_eq!(EpisodeKey::parse(other), None, "{other}");
         }

@@ -45,7 +45,10 @@ impl AnswerEdit {
             kept_before = true;
             match (&*name, &self.model) {
                 ("model", Some(model)) => {
-                    edits.replace(member.value.clone(), serde_json::Value::from(model.as_str()).to_string());
+                    edits.replace(
+                        member.value.clone(),
+                        serde_json::Value::from(model.as_str()).to_string(),
+                    );
                 }
                 ("choices", _) if text[member.value.clone()].starts_with('[') => {
                     for choice in elements(text, member.value.start)? {
@@ -84,7 +87,11 @@ mod tests {
 
     #[test]
     fn only_our_fields_go() {
-        let edit = AnswerEdit { strip_logprobs: true, strip_token_ids: true, model: Some("gpt-\"x\"".into()) };
+        let edit = AnswerEdit {
+            strip_logprobs: true,
+            strip_token_ids: true,
+            model: Some("gpt-\"x\"".into()),
+        };
         let text = r#"{"id":"1", "model":"policy@3","prompt_token_ids": [1,2],"choices":[{"token_ids":[5],"index":0, "delta":{"content":"token_ids \u00e9","logprobs":1},"logprobs":{"content":[{"a":"}"}]}},{"index":1,"logprobs":null}],"prompt_text":null}"#;
         let want = r#"{"id":"1", "model":"gpt-\"x\"","choices":[{"index":0, "delta":{"content":"token_ids \u00e9","logprobs":1}},{"index":1}]}"#;
         assert_eq!(edit.apply(text), want);
@@ -93,8 +100,14 @@ mod tests {
     #[test]
     fn what_the_agent_asked_for_stays() {
         let text = r#"{"choices":[{"index":0,"logprobs":{"content":[]},"token_ids":[1]}],"prompt_token_ids":[1]}"#;
-        let edit = AnswerEdit { strip_token_ids: true, ..AnswerEdit::default() };
-        assert_eq!(edit.apply(text), r#"{"choices":[{"index":0,"logprobs":{"content":[]}}]}"#);
+        let edit = AnswerEdit {
+            strip_token_ids: true,
+            ..AnswerEdit::default()
+        };
+        assert_eq!(
+            edit.apply(text),
+            r#"{"choices":[{"index":0,"logprobs":{"content":[]}}]}"#
+        );
         assert_eq!(AnswerEdit::default().apply(text), text);
         assert_eq!(edit.apply("[DONE]"), "[DONE]");
     }
@@ -123,7 +136,8 @@ mod tests {
                 Value::Object(object).to_string()
             };
             let edit = AnswerEdit { strip_logprobs: true, strip_token_ids: true, model: None };
-            prop_assert_eq!(edit.apply(&build(true)), build(false));
+            let sent = build(true);
+            prop_assert_eq!(edit.apply(&sent), build(false));
         }
     }
 }

@@ -67,7 +67,10 @@ struct ToolCall {
 impl Assembler {
     /// An assembler whose response keeps the fields named by `keep`.
     pub fn new(keep: Keep) -> Self {
-        Self { keep, ..Self::default() }
+        Self {
+            keep,
+            ..Self::default()
+        }
     }
 
     /// The upstream reported an error inside the stream.
@@ -108,7 +111,10 @@ impl Assembler {
 
     fn push_choice(&mut self, choice: Value) {
         let Value::Object(mut fields) = choice else { return };
-        let index = fields.shift_remove("index").and_then(|index| index.as_u64()).unwrap_or(0);
+        let index = fields
+            .shift_remove("index")
+            .and_then(|index| index.as_u64())
+            .unwrap_or(0);
         let choice = self.choices.entry(index.try_into().unwrap_or(u32::MAX)).or_default();
         for (key, value) in fields {
             match (key.as_str(), value) {
@@ -211,7 +217,10 @@ impl Choice {
         let place = place.unwrap_or_else(|| {
             let after_last = self.tool_calls.iter().map(|call| call.index + 1).max().unwrap_or(0);
             let index = fields.get("index").and_then(Value::as_u64).unwrap_or(after_last);
-            self.tool_calls.push(ToolCall { index, fields: Map::new() });
+            self.tool_calls.push(ToolCall {
+                index,
+                fields: Map::new(),
+            });
             self.tool_calls.len() - 1
         });
         fields.shift_remove("index");
@@ -223,7 +232,9 @@ impl Choice {
 
     fn push_logprobs(&mut self, logprobs: Value, keep: bool) {
         let Value::Object(mut logprobs) = logprobs else { return };
-        let Some(Value::Array(entries)) = logprobs.remove("content") else { return };
+        let Some(Value::Array(entries)) = logprobs.remove("content") else {
+            return;
+        };
         self.logprobs.extend(entries.iter().filter_map(logprob));
         if keep {
             self.logprob_entries.extend(entries);
@@ -233,12 +244,17 @@ impl Choice {
     fn take_message(&mut self) -> Value {
         let mut message = Map::new();
         let mut parts = std::mem::take(&mut self.message);
-        message.insert("role".into(), parts.shift_remove("role").unwrap_or_else(|| "assistant".into()));
+        message.insert(
+            "role".into(),
+            parts.shift_remove("role").unwrap_or_else(|| "assistant".into()),
+        );
         message.insert("content".into(), parts.shift_remove("content").unwrap_or(Value::Null));
         message.append(&mut parts);
         if !self.tool_calls.is_empty() {
             self.tool_calls.sort_by_key(|call| call.index);
-            let calls = std::mem::take(&mut self.tool_calls).into_iter().map(|call| Value::Object(call.fields));
+            let calls = std::mem::take(&mut self.tool_calls)
+                .into_iter()
+                .map(|call| Value::Object(call.fields));
             message.insert("tool_calls".into(), calls.collect());
         }
         Value::Object(message)
@@ -292,7 +308,13 @@ pub fn read_completion(answer: &Value, keep: Keep) -> Assembled {
     let mut defect = None;
     let mut sampled = Vec::new();
     let mut finished = true;
-    for (position, choice) in answer.get("choices").and_then(Value::as_array).into_iter().flatten().enumerate() {
+    for (position, choice) in answer
+        .get("choices")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .enumerate()
+    {
         let index = choice.get("index").and_then(Value::as_u64).unwrap_or(position as u64);
         let finish_reason = choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned);
         finished &= finish_reason.is_some();
@@ -349,23 +371,34 @@ fn sampled_choice(
     }
     let (n_ids, n_logprobs) = (token_ids.len(), behaviour_logprobs.len());
     if n_ids != n_logprobs {
-        defect.get_or_insert(format!("choice {index}: upstream sent {n_ids} token ids but {n_logprobs} logprobs"));
+        defect.get_or_insert(format!(
+            "choice {index}: upstream sent {n_ids} token ids but {n_logprobs} logprobs"
+        ));
     }
     Some(SampledChoice {
         index,
         token_ids,
-        behaviour_logprobs: if n_ids == n_logprobs { behaviour_logprobs } else { Vec::new() },
+        behaviour_logprobs: if n_ids == n_logprobs {
+            behaviour_logprobs
+        } else {
+            Vec::new()
+        },
         finish_reason,
     })
 }
 
 fn token_ids(value: &Value) -> Option<Vec<u32>> {
     let ids = value.as_array()?;
-    ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+    ids.iter()
+        .map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()))
+        .collect()
 }
 
 fn logprob(entry: &Value) -> Option<f32> {
-    entry.get("logprob").and_then(Value::as_f64).map(|logprob| logprob as f32)
+    entry
+        .get("logprob")
+        .and_then(Value::as_f64)
+        .map(|logprob| logprob as f32)
 }
 
 fn read_usage(usage: Option<&Value>, prompt: Option<&[u32]>, choices: &[SampledChoice]) -> Option<Usage> {

@@ -61,8 +61,12 @@ fn p1_arguments_one_character_at_a_time() {
 #[test]
 fn p2_and_p3_whole_call_in_one_delta_and_empty_arguments() {
     let assembled = assemble([
-        delta(json!({"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]})),
-        delta(json!({"tool_calls": [{"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": "{\"x\""}}]})),
+        delta(
+            json!({"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}),
+        ),
+        delta(
+            json!({"tool_calls": [{"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": "{\"x\""}}]}),
+        ),
         delta(json!({"tool_calls": [{"index": 1, "function": {"arguments": ""}}]})),
         delta(json!({"tool_calls": [{"index": 1, "function": {"arguments": ":1}"}}]})),
     ]);
@@ -74,7 +78,9 @@ fn p2_and_p3_whole_call_in_one_delta_and_empty_arguments() {
 #[test]
 fn p4_deltas_without_index() {
     let assembled = assemble([
-        delta(json!({"tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{\"x\""}}]})),
+        delta(
+            json!({"tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{\"x\""}}]}),
+        ),
         delta(json!({"tool_calls": [{"function": {"arguments": ":1}"}}]})),
         delta(json!({"tool_calls": [{"id": "b", "type": "function", "function": {"name": "g", "arguments": "{"}}]})),
         delta(json!({"tool_calls": [{"id": "b", "function": {"arguments": "}"}}]})),
@@ -92,7 +98,11 @@ fn p10_choices_keep_their_own_ids() {
             "logprobs": {"content": [{"logprob": -f64::from(id)}]}}]})
     };
     let assembled = assemble([chunk(2, 5), chunk(0, 6), chunk(1, 7), chunk(2, 8)]);
-    let ids: Vec<_> = assembled.choices.iter().map(|choice| (choice.index, choice.token_ids.clone())).collect();
+    let ids: Vec<_> = assembled
+        .choices
+        .iter()
+        .map(|choice| (choice.index, choice.token_ids.clone()))
+        .collect();
     assert_eq!(ids, [(0, vec![6]), (1, vec![7]), (2, vec![5, 8])]);
     assert_eq!(assembled.choices[2].behaviour_logprobs, [-5.0, -8.0]);
     assert!(!assembled.finished);
@@ -119,6 +129,12 @@ fn an_answer_that_was_not_streamed() {
     );
     assert_eq!(assembled.choices[0].behaviour_logprobs, [-1.0, -2.0]);
     assert_eq!(assembled.usage.map(|usage| usage.completion_tokens), Some(2));
-    let kept = read_completion(&answer, Keep { logprobs: true, token_ids: true });
+    let kept = read_completion(
+        &answer,
+        Keep {
+            logprobs: true,
+            token_ids: true,
+        },
+    );
     assert_eq!(kept.response, Some(answer));
 }

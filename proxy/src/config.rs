@@ -88,7 +88,13 @@ pub struct ProxyConfig {
 impl ProxyConfig {
     /// A proxy in front of these upstreams, without token, routes or tool servers.
     pub fn new(upstreams: Vec<UpstreamConfig>) -> Self {
-        Self { token: None, upstreams, routes: Vec::new(), mcp_servers: Vec::new(), limits: Limits::default() }
+        Self {
+            token: None,
+            upstreams,
+            routes: Vec::new(),
+            mcp_servers: Vec::new(),
+            limits: Limits::default(),
+        }
     }
 
     /// Checks what the types can't say.
@@ -101,7 +107,10 @@ impl ProxyConfig {
         for upstream in &self.upstreams {
             let name = upstream.name.as_str();
             if !names.insert(name) {
-                return Err(ConfigError::Duplicate { what: "upstream", name: name.into() });
+                return Err(ConfigError::Duplicate {
+                    what: "upstream",
+                    name: name.into(),
+                });
             }
             if upstream.timeout.is_zero() {
                 return Err(ConfigError::Zero { name: "timeout" });
@@ -109,7 +118,10 @@ impl ProxyConfig {
             if upstream.policy
                 && let Some(first) = policy.replace(name)
             {
-                return Err(ConfigError::TwoPolicies { first: first.into(), second: name.into() });
+                return Err(ConfigError::TwoPolicies {
+                    first: first.into(),
+                    second: name.into(),
+                });
             }
         }
         for route in &self.routes {
@@ -127,13 +139,21 @@ impl ProxyConfig {
                 return Err(ConfigError::ServerName { name: name.clone() });
             }
             if !servers.insert(name) {
-                return Err(ConfigError::Duplicate { what: "mcp server", name: name.clone() });
+                return Err(ConfigError::Duplicate {
+                    what: "mcp server",
+                    name: name.clone(),
+                });
             }
             if command.first().is_none_or(String::is_empty) {
                 return Err(ConfigError::EmptyCommand { name: name.clone() });
             }
         }
-        let Limits { max_body_bytes, max_concurrent_calls, max_open_episodes, .. } = self.limits;
+        let Limits {
+            max_body_bytes,
+            max_concurrent_calls,
+            max_open_episodes,
+            ..
+        } = self.limits;
         for (name, value) in [
             ("max_body_bytes", max_body_bytes),
             ("max_concurrent_calls", max_concurrent_calls),
@@ -375,9 +395,21 @@ impl TryFrom<RawProxyConfig> for ProxyConfig {
         let mut mcp_servers = Vec::with_capacity(raw.mcp_servers.len());
         for server in raw.mcp_servers {
             mcp_servers.push(McpServerConfig {
-                start_timeout: seconds("start_timeout_seconds", server.start_timeout_seconds, DEFAULT_START_TIMEOUT)?,
-                call_timeout: seconds("call_timeout_seconds", server.call_timeout_seconds, DEFAULT_CALL_TIMEOUT)?,
-                close_timeout: seconds("close_timeout_seconds", server.close_timeout_seconds, DEFAULT_CLOSE_TIMEOUT)?,
+                start_timeout: seconds(
+                    "start_timeout_seconds",
+                    server.start_timeout_seconds,
+                    DEFAULT_START_TIMEOUT,
+                )?,
+                call_timeout: seconds(
+                    "call_timeout_seconds",
+                    server.call_timeout_seconds,
+                    DEFAULT_CALL_TIMEOUT,
+                )?,
+                close_timeout: seconds(
+                    "close_timeout_seconds",
+                    server.close_timeout_seconds,
+                    DEFAULT_CLOSE_TIMEOUT,
+                )?,
                 name: server.name,
                 command: server.command,
                 env: server.env,
@@ -388,10 +420,20 @@ impl TryFrom<RawProxyConfig> for ProxyConfig {
             max_body_bytes: raw.limits.max_body_bytes.unwrap_or(defaults.max_body_bytes),
             max_concurrent_calls: raw.limits.max_concurrent_calls.unwrap_or(defaults.max_concurrent_calls),
             max_open_episodes: raw.limits.max_open_episodes.unwrap_or(defaults.max_open_episodes),
-            implicit_idle: seconds("implicit_idle_seconds", raw.limits.implicit_idle_seconds, defaults.implicit_idle)?,
+            implicit_idle: seconds(
+                "implicit_idle_seconds",
+                raw.limits.implicit_idle_seconds,
+                defaults.implicit_idle,
+            )?,
             drain: seconds("drain_seconds", raw.limits.drain_seconds, defaults.drain)?,
         };
-        let config = Self { token: raw.token, upstreams, routes: raw.routes, mcp_servers, limits };
+        let config = Self {
+            token: raw.token,
+            upstreams,
+            routes: raw.routes,
+            mcp_servers,
+            limits,
+        };
         config.validate()?;
         Ok(config)
     }
@@ -431,11 +473,26 @@ mod tests {
             (json!({}), "no upstream is configured"),
             (json!({"upstream": []}), "unknown field `upstream`"),
             (json!({"upstreams": [upstream, upstream]}), "`p` is configured twice"),
-            (json!({"upstreams": [upstream, {"name": "q", "url": "http://h", "policy": true}]}), "`p` and `q` both"),
-            (json!({"upstreams": [upstream], "routes": [{"model": "*", "upstream": "t"}]}), "names upstream `t`"),
-            (json!({"upstreams": [upstream], "mcp_servers": [{"name": "a/b", "command": ["x"]}]}), "part of a URL"),
-            (json!({"upstreams": [upstream], "mcp_servers": [{"name": "a", "command": []}]}), "`command` is empty"),
-            (json!({"upstreams": [upstream], "limits": {"drain_seconds": 0}}), "`drain_seconds` must be more than"),
+            (
+                json!({"upstreams": [upstream, {"name": "q", "url": "http://h", "policy": true}]}),
+                "`p` and `q` both",
+            ),
+            (
+                json!({"upstreams": [upstream], "routes": [{"model": "*", "upstream": "t"}]}),
+                "names upstream `t`",
+            ),
+            (
+                json!({"upstreams": [upstream], "mcp_servers": [{"name": "a/b", "command": ["x"]}]}),
+                "part of a URL",
+            ),
+            (
+                json!({"upstreams": [upstream], "mcp_servers": [{"name": "a", "command": []}]}),
+                "`command` is empty",
+            ),
+            (
+                json!({"upstreams": [upstream], "limits": {"drain_seconds": 0}}),
+                "`drain_seconds` must be more than",
+            ),
         ] {
             let error = check(raw.clone()).unwrap_err();
             assert!(error.contains(words), "{raw}: {error}");

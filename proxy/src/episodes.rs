@@ -91,11 +91,14 @@ impl LiveEpisode {
 
     /// Notes that a call came now.
     pub(crate) fn touch(&self) {
-        self.last_call.store(self.began.elapsed().as_millis() as u64, Ordering::Relaxed);
+        self.last_call
+            .store(self.began.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
     fn idle(&self) -> Duration {
-        self.began.elapsed().saturating_sub(Duration::from_millis(self.last_call.load(Ordering::Relaxed)))
+        self.began
+            .elapsed()
+            .saturating_sub(Duration::from_millis(self.last_call.load(Ordering::Relaxed)))
     }
 
     fn marks(&self) -> MutexGuard<'_, Marks> {
@@ -112,7 +115,11 @@ pub(crate) struct Episodes {
 
 impl Episodes {
     pub(crate) fn new(recorder: Recorder, max_open: usize) -> Self {
-        Self { recorder, live: RwLock::default(), max_open }
+        Self {
+            recorder,
+            live: RwLock::default(),
+            max_open,
+        }
     }
 
     pub(crate) fn n_open(&self) -> usize {
@@ -122,7 +129,10 @@ impl Episodes {
     /// Opens an episode in the store and here.
     pub(crate) async fn open(&self, new: NewEpisode) -> Result<Arc<LiveEpisode>, ApiError> {
         if self.n_open() >= self.max_open {
-            return Err(ApiError::too_many(format!("{} episodes are open: close some first", self.max_open)));
+            return Err(ApiError::too_many(format!(
+                "{} episodes are open: close some first",
+                self.max_open
+            )));
         }
         let opened = self.recorder.run(move |store| store.open_episode(new)).await;
         let episode = opened.map_err(|error| ApiError::store(&error))?;
@@ -133,13 +143,20 @@ impl Episodes {
     /// The open episode of that id, also one that an earlier process opened.
     pub(crate) async fn get(&self, id: &EpisodeId) -> Result<Arc<LiveEpisode>, ApiError> {
         if let Some(live) = self.cached(id) {
-            return if live.closing.is_cancelled() { Err(ApiError::episode_closed(id.as_str())) } else { Ok(live) };
+            return if live.closing.is_cancelled() {
+                Err(ApiError::episode_closed(id.as_str()))
+            } else {
+                Ok(live)
+            };
         }
         let wanted = id.clone();
         let found = self.recorder.run(move |store| store.episode(&wanted)).await;
         match found.map_err(|error| ApiError::store(&error))? {
             None => Err(ApiError::unknown_episode(id.as_str())),
-            Some(Episode { state: EpisodeState::Closed, .. }) => Err(ApiError::episode_closed(id.as_str())),
+            Some(Episode {
+                state: EpisodeState::Closed,
+                ..
+            }) => Err(ApiError::episode_closed(id.as_str())),
             Some(episode) => Ok(self.insert(Arc::new(LiveEpisode::new(&episode)))),
         }
     }
@@ -148,8 +165,18 @@ impl Episodes {
     pub(crate) async fn unlock(&self, id: &EpisodeId, secret: &str) -> Result<Arc<LiveEpisode>, ApiError> {
         let wrong = || ApiError::unauthorized("the API key does not open this episode");
         // An id that does not exist is not told from a wrong secret.
-        let live = self.get(id).await.map_err(|error| if error.code == "episode_not_found" { wrong() } else { error })?;
-        if secrets_equal(&live.secret, secret) { Ok(live) } else { Err(wrong()) }
+        let live = self.get(id).await.map_err(|error| {
+            if error.code == "episode_not_found" {
+                wrong()
+            } else {
+                error
+            }
+        })?;
+        if secrets_equal(&live.secret, secret) {
+            Ok(live)
+        } else {
+            Err(wrong())
+        }
     }
 
     /// Ends the episode's calls and tool servers, then closes it in the store, with the noted failure where `close`
@@ -162,7 +189,10 @@ impl Episodes {
             }
         }
         let closed = id.clone();
-        let episode = self.recorder.run(move |store| store.close_episode(&closed, close)).await;
+        let episode = self
+            .recorder
+            .run(move |store| store.close_episode(&closed, close))
+            .await;
         self.live.write().unwrap_or_else(PoisonError::into_inner).remove(id);
         episode.map_err(|error| ApiError::store(&error))
     }
@@ -171,13 +201,16 @@ impl Episodes {
     pub(crate) async fn close_idle(&self, idle: Duration) -> usize {
         let quiet: Vec<EpisodeId> = {
             let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
-            let quiet = live.values().filter(|episode| {
-                episode.implicit && episode.calls.is_empty() && episode.idle() >= idle
-            });
+            let quiet = live
+                .values()
+                .filter(|episode| episode.implicit && episode.calls.is_empty() && episode.idle() >= idle);
             quiet.map(|episode| episode.id.clone()).collect()
         };
         for id in &quiet {
-            let close = CloseEpisode { stop_reason: Some("idle".into()), ..CloseEpisode::default() };
+            let close = CloseEpisode {
+                stop_reason: Some("idle".into()),
+                ..CloseEpisode::default()
+            };
             if let Err(error) = self.close(id, close).await {
                 tracing::warn!(episode = %id, error = error.message, "an idle episode could not be closed");
             }
@@ -187,7 +220,13 @@ impl Episodes {
 
     /// At the end of the process: ends all calls and tool servers; the episodes stay open in the store.
     pub(crate) async fn wind_down_all(&self) {
-        let all: Vec<_> = self.live.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let all: Vec<_> = self
+            .live
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .cloned()
+            .collect();
         for live in &all {
             live.closing.cancel();
         }
@@ -200,13 +239,19 @@ impl Episodes {
         let calls_recorded = tokio::time::timeout(CLOSE_PATIENCE, live.calls.wait());
         let (calls_recorded, ()) = tokio::join!(calls_recorded, live.sessions.shut_down());
         if calls_recorded.is_err() {
-            self.recorder.taint(live, "the episode closed before all its calls were recorded").await;
+            self.recorder
+                .taint(live, "the episode closed before all its calls were recorded")
+                .await;
         }
         self.recorder.retry_taint(live).await;
     }
 
     fn cached(&self, id: &EpisodeId) -> Option<Arc<LiveEpisode>> {
-        self.live.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+        self.live
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(id)
+            .cloned()
     }
 
     fn insert(&self, episode: Arc<LiveEpisode>) -> Arc<LiveEpisode> {

@@ -41,7 +41,12 @@ pub(crate) struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, code, message: message.into() }
+        Self {
+            status,
+            kind,
+            code,
+            message: message.into(),
+        }
     }
 
     pub(crate) fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
@@ -53,7 +58,12 @@ impl ApiError {
     }
 
     pub(crate) fn unauthorized(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message)
+        Self::new(
+            StatusCode::UNAUTHORIZED,
+            "authentication_error",
+            "invalid_api_key",
+            message,
+        )
     }
 
     pub(crate) fn forbidden(code: &'static str, message: impl Into<String>) -> Self {
@@ -66,25 +76,48 @@ impl ApiError {
     }
 
     pub(crate) fn unknown_episode(id: &str) -> Self {
-        Self::not_found("episode_not_found", format!("there is no episode {id}: open one with POST /api/episodes"))
+        Self::not_found(
+            "episode_not_found",
+            format!("there is no episode {id}: open one with POST /api/episodes"),
+        )
     }
 
     pub(crate) fn too_large(limit: usize) -> Self {
         let message = format!("the request body is larger than {limit} bytes");
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "request_too_large", message)
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "invalid_request_error",
+            "request_too_large",
+            message,
+        )
     }
 
     pub(crate) fn too_many(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "too_many_requests", message)
+        Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "rate_limit_error",
+            "too_many_requests",
+            message,
+        )
     }
 
     pub(crate) fn upstream(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_GATEWAY, "upstream_error", "upstream_unavailable", message)
+        Self::new(
+            StatusCode::BAD_GATEWAY,
+            "upstream_error",
+            "upstream_unavailable",
+            message,
+        )
     }
 
     pub(crate) fn shutting_down() -> Self {
         let message = "the proxy is shutting down";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "shutting_down", message)
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "server_error",
+            "shutting_down",
+            message,
+        )
     }
 
     /// What a caller did wrong is told; what is wrong with the store is for the log.
@@ -96,13 +129,23 @@ impl ApiError {
             error => {
                 tracing::error!(error = error as &dyn std::error::Error, "the trajectory store failed");
                 let message = "the trajectory store failed: the proxy's log says why";
-                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "store_error", message)
+                Self::new(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "server_error",
+                    "store_error",
+                    message,
+                )
             }
         }
     }
 
     pub(crate) fn internal(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error", message)
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "server_error",
+            "internal_error",
+            message,
+        )
     }
 
     /// The JSON body.
@@ -115,7 +158,9 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
         if self.status == StatusCode::TOO_MANY_REQUESTS {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
     }

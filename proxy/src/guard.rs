@@ -40,30 +40,41 @@ impl Guard {
         if self.is_open() || self.has_token(headers) {
             return Ok(());
         }
-        Err(ApiError::unauthorized("this route needs `Authorization: Bearer` with the proxy's token"))
+        Err(ApiError::unauthorized(
+            "this route needs `Authorization: Bearer` with the proxy's token",
+        ))
     }
 
     /// A page can make a browser call any address, but not choose `Host` and `Origin`.
     pub(crate) fn check_origin(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
+        let host = headers
+            .get(header::HOST)
+            .and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
         // Beyond loopback the proxy has names that it can't know, and a token that a page does not have.
         if self.listening.ip().is_loopback() && !host.as_ref().is_some_and(|host| self.is_here(host.host())) {
             let message = "the Host header names another machine than the one that this proxy listens on";
             return Err(ApiError::forbidden("host_not_allowed", message));
         }
-        let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
+        let Some(origin) = headers.get(header::ORIGIN) else {
+            return Ok(());
+        };
         let origin = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
         let origin = origin.as_ref().and_then(Uri::authority);
         if origin.is_some_and(|origin| self.is_here(origin.host()) || Some(origin) == host.as_ref()) {
             return Ok(());
         }
-        Err(ApiError::forbidden("origin_not_allowed", "requests from web pages of other origins are refused"))
+        Err(ApiError::forbidden(
+            "origin_not_allowed",
+            "requests from web pages of other origins are refused",
+        ))
     }
 
     fn is_here(&self, host: &str) -> bool {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         host.eq_ignore_ascii_case("localhost")
-            || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback() || ip == self.listening.ip())
+            || host
+                .parse::<std::net::IpAddr>()
+                .is_ok_and(|ip| ip.is_loopback() || ip == self.listening.ip())
     }
 }
 
@@ -90,15 +101,27 @@ mod tests {
         assert_eq!(check(&guard, &[]), Err("host_not_allowed"));
         let page = [("host", "localhost"), ("origin", "http://evil.example")];
         assert_eq!(check(&guard, &page), Err("origin_not_allowed"));
-        assert_eq!(check(&guard, &[("host", "localhost"), ("origin", "null")]), Err("origin_not_allowed"));
-        assert_eq!(check(&guard, &[("host", "localhost"), ("origin", "http://localhost:3000")]), Ok(()));
+        assert_eq!(
+            check(&guard, &[("host", "localhost"), ("origin", "null")]),
+            Err("origin_not_allowed")
+        );
+        assert_eq!(
+            check(&guard, &[("host", "localhost"), ("origin", "http://localhost:3000")]),
+            Ok(())
+        );
     }
 
     #[test]
     fn the_token_is_demanded_where_there_is_one() {
         let guard = Guard::new(Some("t0ken".into()), "0.0.0.0:80".parse().unwrap());
         assert_eq!(check(&guard, &[("host", "proxy.example")]), Err("invalid_api_key"));
-        assert_eq!(check(&guard, &[("host", "proxy.example"), ("authorization", "Bearer t0ke")]), Err("invalid_api_key"));
-        assert_eq!(check(&guard, &[("host", "proxy.example"), ("authorization", "Bearer t0ken")]), Ok(()));
+        assert_eq!(
+            check(&guard, &[("host", "proxy.example"), ("authorization", "Bearer t0ke")]),
+            Err("invalid_api_key")
+        );
+        assert_eq!(
+            check(&guard, &[("host", "proxy.example"), ("authorization", "Bearer t0ken")]),
+            Ok(())
+        );
     }
 }

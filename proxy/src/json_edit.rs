@@ -29,7 +29,10 @@ impl Member {
 
 /// The members of the object that begins at or after `start`, in order.
 pub(crate) fn members(text: &str, start: usize) -> Option<Vec<Member>> {
-    let mut scanner = Scanner { bytes: text.as_bytes(), at: start };
+    let mut scanner = Scanner {
+        bytes: text.as_bytes(),
+        at: start,
+    };
     scanner.expect(b'{')?;
     let mut found = Vec::new();
     if scanner.peek()? == b'}' {
@@ -39,7 +42,10 @@ pub(crate) fn members(text: &str, start: usize) -> Option<Vec<Member>> {
         scanner.skip_space();
         let key = scanner.string()?;
         scanner.expect(b':')?;
-        found.push(Member { key, value: scanner.value()? });
+        found.push(Member {
+            key,
+            value: scanner.value()?,
+        });
         match scanner.next()? {
             b',' => {}
             b'}' => return Some(found),
@@ -50,7 +56,10 @@ pub(crate) fn members(text: &str, start: usize) -> Option<Vec<Member>> {
 
 /// The elements of the array that begins at or after `start`, in order.
 pub(crate) fn elements(text: &str, start: usize) -> Option<Vec<Range<usize>>> {
-    let mut scanner = Scanner { bytes: text.as_bytes(), at: start };
+    let mut scanner = Scanner {
+        bytes: text.as_bytes(),
+        at: start,
+    };
     scanner.expect(b'[')?;
     let mut found = Vec::new();
     if scanner.peek()? == b']' {
@@ -219,7 +228,10 @@ impl Scanner<'_> {
                 }
             }
             _ => {
-                while !matches!(self.bytes.get(self.at)?, b',' | b']' | b'}' | b' ' | b'\t' | b'\r' | b'\n') {
+                while !matches!(
+                    self.bytes.get(self.at)?,
+                    b',' | b']' | b'}' | b' ' | b'\t' | b'\r' | b'\n'
+                ) {
                     self.at += 1;
                 }
             }
@@ -237,7 +249,10 @@ mod tests {
     #[test]
     fn a_set_member_keeps_its_place_and_the_rest_its_bytes() {
         let text = "{ \"model\" : \"a\",\n  \"x\": [1, {\"model\": 2}],\"y\":1.50 }\n";
-        let edited = set_members(text, &[("model", Some("\"b\"".into())), ("logprobs", Some("true".into()))]);
+        let edited = set_members(
+            text,
+            &[("model", Some("\"b\"".into())), ("logprobs", Some("true".into()))],
+        );
         let want = "{ \"model\" : \"b\",\n  \"x\": [1, {\"model\": 2}],\"y\":1.50,\"logprobs\":true }\n";
         assert_eq!(edited.as_deref(), Some(want));
     }
@@ -251,9 +266,16 @@ mod tests {
             (r#"{"b":2,"a":1,"c":3}"#, r#"{"b":2}"#),
             (r#"{"\u0061":1,"b":2}"#, r#"{"b":2}"#),
         ] {
-            assert_eq!(set_members(text, &[("a", None), ("c", None)]).as_deref(), Some(want), "{text}");
+            assert_eq!(
+                set_members(text, &[("a", None), ("c", None)]).as_deref(),
+                Some(want),
+                "{text}"
+            );
         }
-        assert_eq!(set_members("{}", &[("a", Some("1".into()))]).as_deref(), Some(r#"{"a":1}"#));
+        assert_eq!(
+            set_members("{}", &[("a", Some("1".into()))]).as_deref(),
+            Some(r#"{"a":1}"#)
+        );
     }
 
     fn value() -> impl Strategy<Value = Value> {

@@ -32,12 +32,13 @@ mod recorder;
 mod routes;
 pub mod sse;
 mod state;
-mod threads;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod upstream;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
@@ -61,6 +62,9 @@ use crate::upstream::{Upstreams, http_client};
 /// The store's note that the last proxy ended in good order, so that what was open then has no hole.
 const ENDED_IN_ORDER: &str = "proxy.ended_in_order";
 
+/// How long connections may take to pass on the errors of calls that were ended.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
 /// Serves on `listener` until `shutdown` is cancelled; then lets calls in flight go on for [`Limits::drain`], ends
 /// the rest (recorded as aborted) and all tool servers, and returns.
 pub async fn serve(
@@ -80,19 +84,25 @@ pub async fn serve(
     let server = axum::serve(listener, routes::router(app.clone()))
         .with_graceful_shutdown(async move { stopping.cancelled_owned().await });
     let mut server = std::pin::pin!(server.into_future());
-    tokio::select! {
-        ended = &mut server => ended.map_err(ProxyError::Listen)?,
-        () = shutdown.cancelled() => {}
-    }
+    let mut is_serving = tokio::select! {
+        ended = &mut server => { ended.map_err(ProxyError::Listen)?; false }
+        () = shutdown.cancelled() => true,
+    };
     app.stopping.cancel();
     // Whoever streams gets time to finish; then calls end with an error, and connections with them.
-    let _ = tokio::time::timeout(app.limits.drain, &mut server).await;
+    if is_serving {
+        is_serving = tokio::time::timeout(app.limits.drain, &mut server).await.is_err();
+    }
     app.episodes.wind_down_all().await;
-    let _ = tokio::time::timeout(app.limits.drain, &mut server).await;
+    if is_serving {
+        let _ = tokio::time::timeout(LAST_WORDS, &mut server).await;
+    }
     app.background.close();
     app.background.wait().await;
     let _ = sweeper.await;
-    app.recorder.run(|store| store.meta_set(ENDED_IN_ORDER, &true.into())).await?;
+    app.recorder
+        .run(|store| store.meta_set(ENDED_IN_ORDER, &true.into()))
+        .await?;
     Ok(())
 }
 
@@ -132,7 +142,10 @@ async fn taint_interrupted(recorder: &Recorder) -> Result<(), ProxyError> {
         if in_order {
             return Ok(0);
         }
-        let open = EpisodeFilter { state: Some(EpisodeState::Open), ..EpisodeFilter::default() };
+        let open = EpisodeFilter {
+            state: Some(EpisodeState::Open),
+            ..EpisodeFilter::default()
+        };
         let open = store.episodes(&open)?;
         for episode in &open {
             store.taint(&episode.id, "the proxy was killed while the episode was open")?;
@@ -141,7 +154,10 @@ async fn taint_interrupted(recorder: &Recorder) -> Result<(), ProxyError> {
     });
     let n_tainted = tainted.await?;
     if n_tainted > 0 {
-        tracing::warn!(n_tainted, "the last proxy was killed: episodes that were open then are tainted");
+        tracing::warn!(
+            n_tainted,
+            "the last proxy was killed: episodes that were open then are tainted"
+        );
     }
     Ok(())
 }

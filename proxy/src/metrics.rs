@@ -40,21 +40,43 @@ impl Metrics {
         let mut text = String::new();
         let calls = "trainyard_calls_total";
         metric(&mut text, calls, "counter", "Model calls recorded, by status.");
-        for (status, counter) in
-            [("complete", &self.calls_complete), ("aborted", &self.calls_aborted), ("failed", &self.calls_failed)]
-        {
+        for (status, counter) in [
+            ("complete", &self.calls_complete),
+            ("aborted", &self.calls_aborted),
+            ("failed", &self.calls_failed),
+        ] {
             let _ = writeln!(text, "{calls}{{status=\"{status}\"}} {}", counter.get());
         }
         for (name, help, counter) in [
-            ("requests_forwarded", "Requests passed on without a record.", &self.requests_forwarded),
+            (
+                "requests_forwarded",
+                "Requests passed on without a record.",
+                &self.requests_forwarded,
+            ),
             ("prompt_tokens", "Prompt tokens of recorded calls.", &self.prompt_tokens),
-            ("completion_tokens", "Sampled tokens of recorded calls.", &self.completion_tokens),
+            (
+                "completion_tokens",
+                "Sampled tokens of recorded calls.",
+                &self.completion_tokens,
+            ),
             ("tool_calls", "Tool calls recorded.", &self.tool_calls),
-            ("tool_calls_failed", "Tool calls that a tool server did not answer.", &self.tool_calls_failed),
+            (
+                "tool_calls_failed",
+                "Tool calls that a tool server did not answer.",
+                &self.tool_calls_failed,
+            ),
             ("episodes_opened", "Episodes opened.", &self.episodes_opened),
             ("episodes_closed", "Episodes closed.", &self.episodes_closed),
-            ("episodes_tainted", "Episodes recorded with a hole.", &self.episodes_tainted),
-            ("store_errors", "Writes that the trajectory store refused.", &self.store_errors),
+            (
+                "episodes_tainted",
+                "Episodes recorded with a hole.",
+                &self.episodes_tainted,
+            ),
+            (
+                "store_errors",
+                "Writes that the trajectory store refused.",
+                &self.store_errors,
+            ),
         ] {
             let name = format!("trainyard_{name}_total");
             metric(&mut text, &name, "counter", help);

@@ -22,7 +22,12 @@ struct Inner {
 
 impl CurrentPolicy {
     pub(crate) fn new(current: Policy) -> Arc<Self> {
-        Arc::new(Self { inner: Mutex::new(Inner { current, in_flight: BTreeMap::new() }) })
+        Arc::new(Self {
+            inner: Mutex::new(Inner {
+                current,
+                in_flight: BTreeMap::new(),
+            }),
+        })
     }
 
     /// The current version, counted as in use until the lease is dropped.
@@ -31,7 +36,10 @@ impl CurrentPolicy {
         let version = inner.current.version;
         *inner.in_flight.entry(version).or_default() += 1;
         drop(inner);
-        PolicyLease { version, policy: self.clone() }
+        PolicyLease {
+            version,
+            policy: self.clone(),
+        }
     }
 
     pub(crate) fn switch(&self, policy: Policy) {
@@ -83,11 +91,20 @@ mod tests {
 
     #[test]
     fn calls_in_flight_keep_their_version() {
-        let policy = CurrentPolicy::new(Policy { version: PolicyVersion(1), adapter: None });
+        let policy = CurrentPolicy::new(Policy {
+            version: PolicyVersion(1),
+            adapter: None,
+        });
         let first = policy.lease();
-        policy.switch(Policy { version: PolicyVersion(2), adapter: None });
+        policy.switch(Policy {
+            version: PolicyVersion(2),
+            adapter: None,
+        });
         let second = policy.lease();
-        assert_eq!((first.version(), second.version()), (PolicyVersion(1), PolicyVersion(2)));
+        assert_eq!(
+            (first.version(), second.version()),
+            (PolicyVersion(1), PolicyVersion(2))
+        );
         drop(first);
         assert_eq!(policy.in_flight(), BTreeMap::from([(PolicyVersion(2), 1)]));
     }

@@ -20,7 +20,11 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     pub(crate) fn new(store: Store, metrics: Arc<Metrics>) -> Self {
-        Self { store, metrics, told: Arc::default() }
+        Self {
+            store,
+            metrics,
+            told: Arc::default(),
+        }
     }
 
     /// Runs a store operation off the async threads.
@@ -32,7 +36,11 @@ impl Recorder {
         let store = self.store.clone();
         match tokio::task::spawn_blocking(move || operation(&store)).await {
             Ok(result) => result,
-            Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is being dropped, and whoever waits here with it.
+                Err(_) => std::future::pending().await,
+            },
         }
     }
 
@@ -93,7 +101,8 @@ impl Recorder {
             Ok(()) => self.told.store(false, Ordering::Relaxed),
             Err(error) => {
                 self.tell(&error);
-                self.taint(episode, &format!("{what} could not be stored: {error}")).await;
+                self.taint(episode, &format!("{what} could not be stored: {error}"))
+                    .await;
             }
         }
     }

@@ -28,7 +28,10 @@ impl Frame {
             [] => None,
             [line] => Some(String::from_utf8_lossy(&self.raw[line.clone()])),
             lines => {
-                let lines: Vec<_> = lines.iter().map(|line| String::from_utf8_lossy(&self.raw[line.clone()])).collect();
+                let lines: Vec<_> = lines
+                    .iter()
+                    .map(|line| String::from_utf8_lossy(&self.raw[line.clone()]))
+                    .collect();
                 Some(Cow::Owned(lines.join("\n")))
             }
         }
@@ -84,7 +87,10 @@ impl SseParser {
                 self.line_start = self.searched;
                 continue;
             }
-            let Some(length) = self.buffer[self.searched..].iter().position(|byte| matches!(byte, b'\r' | b'\n')) else {
+            let Some(length) = self.buffer[self.searched..]
+                .iter()
+                .position(|byte| matches!(byte, b'\r' | b'\n'))
+            else {
                 self.searched = self.buffer.len();
                 return;
             };
@@ -158,7 +164,10 @@ impl SseParser {
         self.searched = 0;
         self.line_start = 0;
         self.has_field = false;
-        Frame { raw, data: std::mem::take(&mut self.data) }
+        Frame {
+            raw,
+            data: std::mem::take(&mut self.data),
+        }
     }
 }
 
@@ -178,7 +187,10 @@ mod tests {
     }
 
     fn data(frames: &[Frame]) -> Vec<String> {
-        frames.iter().filter_map(|frame| Some(frame.data()?.into_owned())).collect()
+        frames
+            .iter()
+            .filter_map(|frame| Some(frame.data()?.into_owned()))
+            .collect()
     }
 
     #[test]

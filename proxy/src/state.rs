@@ -66,9 +66,9 @@ impl App {
         let id = EpisodeId::from(id);
         let key = api_key(headers).and_then(EpisodeKey::parse);
         match key {
-            Some(key) if key.episode != id.as_str() => {
-                Err(ApiError::unauthorized("the API key belongs to another episode than the path names"))
-            }
+            Some(key) if key.episode != id.as_str() => Err(ApiError::unauthorized(
+                "the API key belongs to another episode than the path names",
+            )),
             Some(key) => self.episodes.unlock(&id, key.secret).await,
             None if self.guard.is_open() || self.guard.has_token(headers) => self.episodes.get(&id).await,
             None => Err(ApiError::unauthorized("this address needs the episode's key")),
@@ -78,7 +78,11 @@ impl App {
     /// The episode whose key a plain call presents; `None` for a call that has to be threaded into an implicit one.
     pub(crate) async fn episode_by_key(&self, headers: &HeaderMap) -> Result<Option<Arc<LiveEpisode>>, ApiError> {
         match api_key(headers).and_then(EpisodeKey::parse) {
-            Some(key) => self.episodes.unlock(&EpisodeId::from(key.episode), key.secret).await.map(Some),
+            Some(key) => self
+                .episodes
+                .unlock(&EpisodeId::from(key.episode), key.secret)
+                .await
+                .map(Some),
             None if self.guard.is_open() || self.guard.has_token(headers) => Ok(None),
             None => Err(ApiError::unauthorized("the API key opens no episode of this proxy")),
         }
@@ -105,7 +109,13 @@ impl App {
             }
             return Ok(episode);
         }
-        let episode = self.episodes.open(NewEpisode { implicit: true, ..NewEpisode::default() }).await?;
+        let episode = self
+            .episodes
+            .open(NewEpisode {
+                implicit: true,
+                ..NewEpisode::default()
+            })
+            .await?;
         self.metrics.episodes_opened.add(1);
         if hint.is_some() {
             self.threads.remember(hashes[0], &episode.id);
@@ -136,7 +146,12 @@ impl App {
     pub(crate) async fn sweep(self) {
         let idle = self.limits.implicit_idle;
         let pause = (idle / 4).clamp(Duration::from_millis(50), Duration::from_secs(30));
-        while self.stopping.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+        while self
+            .stopping
+            .run_until_cancelled(tokio::time::sleep(pause))
+            .await
+            .is_some()
+        {
             let closed = self.episodes.close_idle(idle).await;
             self.metrics.episodes_closed.add(closed as u64);
             self.threads.forget_idle(idle);
@@ -146,5 +161,8 @@ impl App {
 
 /// The messages of a chat request; empty where there are none.
 pub(crate) fn messages(request: &Value) -> &[Value] {
-    request.get("messages").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    request
+        .get("messages")
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
 }

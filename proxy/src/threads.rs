@@ -22,7 +22,11 @@ impl Threads {
     /// The episode whose conversation `hashes` (as of [`prefix_hashes`]) extend; the longest match wins.
     pub(crate) fn find(&self, hashes: &[u64]) -> Option<EpisodeId> {
         let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        hashes.iter().rev().find_map(|hash| ends.get(hash)).map(|(episode, _)| episode.clone())
+        hashes
+            .iter()
+            .rev()
+            .find_map(|hash| ends.get(hash))
+            .map(|(episode, _)| episode.clone())
     }
 
     /// Notes that the episode's conversation has come to this hash.
@@ -62,7 +66,10 @@ pub(crate) fn prefix_hashes(caller: &str, messages: &[Value]) -> Vec<u64> {
 pub(crate) fn end_hash(caller: &str, messages: &[Value], answer: &Value) -> u64 {
     let mut hasher = DefaultHasher::new();
     caller.hash(&mut hasher);
-    messages.iter().chain([answer]).for_each(|message| hash_message(message, &mut hasher));
+    messages
+        .iter()
+        .chain([answer])
+        .for_each(|message| hash_message(message, &mut hasher));
     hasher.finish()
 }
 
@@ -76,13 +83,21 @@ fn hash_message(message: &Value, hasher: &mut DefaultHasher) {
         // A single text part is the same message as plain text.
         Some(Value::Array(parts)) => match parts.as_slice() {
             [part] if part.get("type").is_some_and(|kind| kind == "text") => {
-                part.get("text").and_then(Value::as_str).unwrap_or_default().hash(hasher);
+                part.get("text")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+                    .hash(hasher);
             }
             parts => parts.iter().for_each(|part| hash_value(part, hasher)),
         },
         Some(other) => hash_value(other, hasher),
     }
-    for call in message.get("tool_calls").and_then(Value::as_array).into_iter().flatten() {
+    for call in message
+        .get("tool_calls")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+    {
         let field = |pointer: &str| call.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         field("/id").hash(hasher);
         field("/function/name").hash(hasher);
@@ -136,7 +151,11 @@ mod tests {
         ];
         assert_eq!(threads.find(&prefix_hashes("key", &second)), Some(episode));
         assert_eq!(threads.find(&prefix_hashes("another key", &second)), None);
-        assert_eq!(threads.find(&prefix_hashes("key", &first)), None, "the same beginning is another conversation");
+        assert_eq!(
+            threads.find(&prefix_hashes("key", &first)),
+            None,
+            "the same beginning is another conversation"
+        );
         threads.forget_idle(Duration::ZERO);
         assert_eq!(threads.find(&prefix_hashes("key", &second)), None);
     }

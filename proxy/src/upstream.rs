@@ -59,16 +59,27 @@ pub(crate) struct Upstream {
 
 impl Upstream {
     fn new(config: &UpstreamConfig) -> Result<Self, ConfigError> {
-        let bad_url = || ConfigError::Url { name: config.name.clone(), url: config.url.clone() };
+        let bad_url = || ConfigError::Url {
+            name: config.name.clone(),
+            url: config.url.clone(),
+        };
         let uri: Uri = config.url.parse().map_err(|_| bad_url())?;
         let parts = uri.into_parts();
-        let scheme = parts.scheme.filter(|scheme| *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS);
-        let path = parts.path_and_query.as_ref().map_or("", PathAndQuery::path).trim_end_matches('/');
+        let scheme = parts
+            .scheme
+            .filter(|scheme| *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS);
+        let path = parts
+            .path_and_query
+            .as_ref()
+            .map_or("", PathAndQuery::path)
+            .trim_end_matches('/');
         let authorization = match &config.api_key {
             None => None,
             Some(key) => {
                 let value = HeaderValue::try_from(format!("Bearer {key}"));
-                let mut value = value.map_err(|_| ConfigError::ApiKey { name: config.name.clone() })?;
+                let mut value = value.map_err(|_| ConfigError::ApiKey {
+                    name: config.name.clone(),
+                })?;
                 value.set_sensitive(true);
                 Some(value)
             }
@@ -101,8 +112,11 @@ impl Upstream {
         for ours in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
             headers.remove(ours);
         }
-        let trainyards: Vec<HeaderName> =
-            headers.keys().filter(|name| name.as_str().starts_with("x-trainyard-")).cloned().collect();
+        let trainyards: Vec<HeaderName> = headers
+            .keys()
+            .filter(|name| name.as_str().starts_with("x-trainyard-"))
+            .cloned()
+            .collect();
         for name in trainyards {
             headers.remove(name);
         }
@@ -154,7 +168,10 @@ pub(crate) struct Upstreams {
 
 impl Upstreams {
     pub(crate) fn new(config: &ProxyConfig) -> Result<Self, ConfigError> {
-        let list = config.upstreams.iter().map(|config| Upstream::new(config).map(Arc::new));
+        let list = config
+            .upstreams
+            .iter()
+            .map(|config| Upstream::new(config).map(Arc::new));
         let list = list.collect::<Result<Vec<_>, _>>()?;
         let policy = list.iter().find(|upstream| upstream.policy).or_else(|| list.first());
         let default = policy.cloned().ok_or(ConfigError::NoUpstream)?;
@@ -182,7 +199,9 @@ impl Upstreams {
             return self.named(name).ok_or_else(unknown);
         }
         let routed = model.and_then(|model| {
-            self.routes.iter().find(|(pattern, _)| glob_matches(pattern.as_bytes(), model.as_bytes()))
+            self.routes
+                .iter()
+                .find(|(pattern, _)| glob_matches(pattern.as_bytes(), model.as_bytes()))
         });
         Ok(routed.map_or(&self.default, |(_, upstream)| upstream))
     }
@@ -221,7 +240,9 @@ fn glob_matches(pattern: &[u8], text: &[u8]) -> bool {
 }
 
 fn empty_tls() -> rustls::ClientConfig {
-    rustls::ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth()
+    rustls::ClientConfig::builder()
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth()
 }
 
 #[cfg(test)]
@@ -242,7 +263,11 @@ mod tests {
             ("*a*b", "aabc", false),
             ("judge", "judge", true),
         ] {
-            assert_eq!(glob_matches(pattern.as_bytes(), text.as_bytes()), matches, "{pattern} on {text}");
+            assert_eq!(
+                glob_matches(pattern.as_bytes(), text.as_bytes()),
+                matches,
+                "{pattern} on {text}"
+            );
         }
     }
 
@@ -261,11 +286,21 @@ mod tests {
     fn the_episode_wins_over_routes() {
         let mut config = ProxyConfig::new(vec![
             UpstreamConfig::new("teacher", "http://t"),
-            UpstreamConfig { policy: true, ..UpstreamConfig::new("policy", "http://p") },
+            UpstreamConfig {
+                policy: true,
+                ..UpstreamConfig::new("policy", "http://p")
+            },
         ]);
-        config.routes.push(Route { model: "gpt-*".into(), upstream: "teacher".into() });
+        config.routes.push(Route {
+            model: "gpt-*".into(),
+            upstream: "teacher".into(),
+        });
         let upstreams = Upstreams::new(&config).unwrap();
-        let choose = |pinned, model| upstreams.choose(pinned, Some(model)).map(|upstream| upstream.name.clone());
+        let choose = |pinned, model| {
+            upstreams
+                .choose(pinned, Some(model))
+                .map(|upstream| upstream.name.clone())
+        };
         assert_eq!(choose(None, "gpt-4").unwrap(), "teacher");
         assert_eq!(choose(None, "any").unwrap(), "policy");
         assert_eq!(choose(Some("policy"), "gpt-4").unwrap(), "policy");
@@ -290,7 +325,10 @@ mod tests {
         assert_eq!(sent.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["user-agent"]);
         agent.insert("authorization", HeaderValue::from_static("Bearer sk-own"));
         assert_eq!(upstream.request_headers(&agent)["authorization"], "Bearer sk-own");
-        let config = UpstreamConfig { api_key: Some("sk-theirs".into()), ..UpstreamConfig::new("u", "http://h") };
+        let config = UpstreamConfig {
+            api_key: Some("sk-theirs".into()),
+            ..UpstreamConfig::new("u", "http://h")
+        };
         let upstream = Upstream::new(&config).unwrap();
         assert_eq!(upstream.request_headers(&agent)["authorization"], "Bearer sk-theirs");
     }

@@ -36,7 +36,7 @@ fn a_run_closes_the_loop() {
     let rows = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(rows.len(), 2);
-    let trained: u64 = rows.iter().map(|row| row["groups_used"].as_u64().unwrap()).sum();
+    let trained: u64 = rows.iter().map(|row| row["groups"].as_u64().unwrap()).sum();
     assert!(trained > 0, "no group had a gradient: {rows:?}");
 
     let store = Store::open(&folder.join("trajectories.db")).unwrap();

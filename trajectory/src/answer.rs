@@ -12,8 +12,13 @@ pub(crate) fn text(endpoint: Endpoint, response: &Value) -> Option<String> {
         Endpoint::Messages => content(response.get("content")?),
         Endpoint::Responses => {
             let output = response.get("output")?.as_array()?;
-            let messages = output.iter().filter(|item| item.get("type").and_then(Value::as_str) == Some("message"));
-            messages.filter_map(|message| message.get("content")).map(content).collect()
+            let messages = output
+                .iter()
+                .filter(|item| item.get("type").and_then(Value::as_str) == Some("message"));
+            messages
+                .filter_map(|message| message.get("content"))
+                .map(content)
+                .collect()
         }
     };
     (!text.is_empty()).then_some(text)
@@ -37,10 +42,19 @@ mod tests {
     #[test]
     fn each_api_has_its_place_for_text() {
         let cases = [
-            (Endpoint::ChatCompletions, json!({"choices": [{"message": {"content": "a b"}}]})),
-            (Endpoint::ChatCompletions, json!({"choices": [{"message": {"content": [{"type": "text", "text": "a b"}]}}]})),
+            (
+                Endpoint::ChatCompletions,
+                json!({"choices": [{"message": {"content": "a b"}}]}),
+            ),
+            (
+                Endpoint::ChatCompletions,
+                json!({"choices": [{"message": {"content": [{"type": "text", "text": "a b"}]}}]}),
+            ),
             (Endpoint::Completions, json!({"choices": [{"text": "a b"}]})),
-            (Endpoint::Messages, json!({"content": [{"type": "thinking"}, {"type": "text", "text": "a b"}]})),
+            (
+                Endpoint::Messages,
+                json!({"content": [{"type": "thinking"}, {"type": "text", "text": "a b"}]}),
+            ),
             (
                 Endpoint::Responses,
                 json!({"output": [{"type": "reasoning"},

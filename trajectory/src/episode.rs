@@ -162,7 +162,11 @@ impl EpisodeRecord {
     /// The assistant's text in the last complete call; `None` where there is no such call or it has no text (it
     /// called a tool).
     pub fn answer(&self) -> Option<String> {
-        let call = self.calls.iter().rev().find(|call| call.status == CallStatus::Complete)?;
+        let call = self
+            .calls
+            .iter()
+            .rev()
+            .find(|call| call.status == CallStatus::Complete)?;
         answer::text(call.endpoint, call.response.as_ref()?)
     }
 }

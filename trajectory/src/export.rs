@@ -91,7 +91,11 @@ fn closed() -> EpisodeState {
 impl From<EpisodeRecord> for ExportedEpisode {
     fn from(record: EpisodeRecord) -> Self {
         let trajectories = record.trajectories();
-        let EpisodeRecord { episode, calls, tool_calls } = record;
+        let EpisodeRecord {
+            episode,
+            calls,
+            tool_calls,
+        } = record;
         Self {
             schema: EXPORT_SCHEMA.to_owned(),
             episode_id: episode.id,
@@ -174,7 +178,10 @@ pub fn read_export(reader: impl BufRead) -> Result<Vec<ExportedEpisode>, ExportE
         let text = text.map_err(|source| ExportError::Read { line, source })?;
         if !text.trim().is_empty() {
             let episode = parse_export_line(&text);
-            episodes.push(episode.map_err(|source| ExportError::Line { line, source: Box::new(source) })?);
+            episodes.push(episode.map_err(|source| ExportError::Line {
+                line,
+                source: Box::new(source),
+            })?);
         }
     }
     Ok(episodes)

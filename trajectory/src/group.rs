@@ -113,7 +113,11 @@ impl TrajectoryGroup {
 
     /// Number of sampled tokens.
     pub fn n_sampled(&self) -> usize {
-        self.episodes.iter().flat_map(|episode| &episode.trajectories).map(Trajectory::n_sampled).sum()
+        self.episodes
+            .iter()
+            .flat_map(|episode| &episode.trajectories)
+            .map(Trajectory::n_sampled)
+            .sum()
     }
 }
 
@@ -157,14 +161,24 @@ pub(crate) fn assemble<E>(
         trajectories.retain(Trajectory::has_behaviour_logprobs);
         n_trajectories += n_loaded;
         n_without_logprobs += n_loaded - trajectories.len();
-        episodes.push(GroupEpisode { episode_id: member.episode_id, reward, metrics: member.metrics, trajectories });
+        episodes.push(GroupEpisode {
+            episode_id: member.episode_id,
+            reward,
+            metrics: member.metrics,
+            trajectories,
+        });
     }
     if n_trajectories == 0 {
         ready.leave_out(LeftOut::NoTokenIds, 1);
         return Ok(());
     }
     ready.leave_out(LeftOut::NoLogprobs, n_without_logprobs);
-    ready.groups.push(TrajectoryGroup { group_id, scenario_id, episodes, n_failed });
+    ready.groups.push(TrajectoryGroup {
+        group_id,
+        scenario_id,
+        episodes,
+        n_failed,
+    });
     Ok(())
 }
 
@@ -188,8 +202,14 @@ fn objection(members: &[Member], filter: &ReadyFilter) -> Option<LeftOut> {
 }
 
 fn is_stale(trajectory: &Trajectory, filter: &ReadyFilter) -> bool {
-    let Some(max_staleness) = filter.max_staleness else { return false };
-    let sampled = trajectory.sampled_mask.iter().zip(&trajectory.policy_versions).filter(|(sampled, _)| **sampled);
+    let Some(max_staleness) = filter.max_staleness else {
+        return false;
+    };
+    let sampled = trajectory
+        .sampled_mask
+        .iter()
+        .zip(&trajectory.policy_versions)
+        .filter(|(sampled, _)| **sampled);
     sampled.map(|(_, version)| version).any(|version| match version {
         Some(version) => filter.current_version.0.saturating_sub(version.0) > max_staleness,
         None => true,
@@ -206,7 +226,11 @@ pub fn ready_exported(episodes: Vec<ExportedEpisode>, filter: &ReadyFilter) -> R
             continue;
         };
         let wanted = filter.group_ids.as_ref().is_none_or(|ids| ids.contains(&group_id));
-        if !wanted || filter.split.is_some_and(|split| episode.split.is_some_and(|other| other != split)) {
+        if !wanted
+            || filter
+                .split
+                .is_some_and(|split| episode.split.is_some_and(|other| other != split))
+        {
             continue;
         }
         match groups.iter_mut().find(|(id, _)| *id == group_id) {

@@ -97,7 +97,11 @@ impl PolicyVersion {
 
     /// The version that `policy@N` names.
     pub fn from_upstream_name(name: &str) -> Option<Self> {
-        name.strip_prefix("policy@")?.parse().ok().filter(|version| *version > 0).map(Self)
+        name.strip_prefix("policy@")?
+            .parse()
+            .ok()
+            .filter(|version| *version > 0)
+            .map(Self)
     }
 
     /// The version after this one.

@@ -38,7 +38,5 @@ pub use group::{GroupEpisode, LeftOut, TrajectoryGroup};
 pub use id::{CallId, EpisodeId, GroupId, PolicyVersion, ScenarioId, ToolCallId};
 pub use names::UnknownName;
 pub use stitch::stitch;
-pub use store::{
-    EpisodeFilter, PassRate, Policy, ReadyFilter, ReadyGroups, RewardRevision, Store, StoreStats, Sync,
-};
+pub use store::{EpisodeFilter, PassRate, Policy, ReadyFilter, ReadyGroups, RewardRevision, Store, StoreStats, Sync};
 pub use trajectory::Trajectory;

@@ -26,10 +26,19 @@ pub(crate) struct CallTokens<'a> {
 pub fn stitch(calls: &[ModelCall]) -> Vec<Trajectory> {
     let mut calls: Vec<&ModelCall> = calls.iter().collect();
     calls.sort_by_key(|call| call.sequence);
-    stitch_tokens(calls.into_iter().filter(|call| call.status != CallStatus::Failed).filter_map(|call| {
-        let prompt_token_ids = call.prompt_token_ids.as_deref()?;
-        Some(CallTokens { prompt_token_ids, choices: &call.choices, policy_version: call.policy_version })
-    }))
+    stitch_tokens(
+        calls
+            .into_iter()
+            .filter(|call| call.status != CallStatus::Failed)
+            .filter_map(|call| {
+                let prompt_token_ids = call.prompt_token_ids.as_deref()?;
+                Some(CallTokens {
+                    prompt_token_ids,
+                    choices: &call.choices,
+                    policy_version: call.policy_version,
+                })
+            }),
+    )
 }
 
 /// [`stitch`] of calls that are in order and have ids.

@@ -37,7 +37,10 @@ impl Trajectory {
 
     /// Whether every sampled token has a behaviour logprob, which importance ratios need.
     pub fn has_behaviour_logprobs(&self) -> bool {
-        self.sampled_mask.iter().zip(&self.behaviour_logprobs).all(|(sampled, logprob)| !sampled || logprob.is_some())
+        self.sampled_mask
+            .iter()
+            .zip(&self.behaviour_logprobs)
+            .all(|(sampled, logprob)| !sampled || logprob.is_some())
     }
 
     /// The oldest version that sampled a token; `None` where no version is known.
@@ -108,7 +111,9 @@ mod mask {
                 Bit::Flag(flag) => Ok(flag),
                 Bit::Number(0) => Ok(false),
                 Bit::Number(1) => Ok(true),
-                Bit::Number(other) => Err(serde::de::Error::custom(format!("sampled_mask holds {other}; use 0 or 1"))),
+                Bit::Number(other) => Err(serde::de::Error::custom(format!(
+                    "sampled_mask holds {other}; use 0 or 1"
+                ))),
             })
             .collect()
     }

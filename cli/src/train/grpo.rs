@@ -21,6 +21,9 @@ use crate::config::SelectionBy;
 /// A row of `metrics.jsonl`.
 #[derive(Debug, Serialize)]
 pub(crate) struct StepMetrics {
+    /// What the trainer says. First, since it counts supervised steps in its `step` and the run's own count wins.
+    #[serde(flatten)]
+    pub(crate) trainer: StepReport,
     /// Number of the step, from 1.
     pub(crate) step: usize,
     /// Version that sampled the episodes.
@@ -41,9 +44,6 @@ pub(crate) struct StepMetrics {
     pub(crate) train_seconds: f64,
     /// Groups that never got to the trainer, by reason.
     pub(crate) groups_not_ready: BTreeMap<String, usize>,
-    /// What the trainer says.
-    #[serde(flatten)]
-    pub(crate) trainer: StepReport,
 }
 
 /// What a step did.

@@ -21,8 +21,8 @@ use anyhow::Context;
 use mcp_envs::rollout::EpisodeOutcome;
 use mcp_envs::scenario::Scenario;
 use tokio_util::sync::CancellationToken;
-use trainer::{Trainer, TrainerConfig};
-use trajectory::Split;
+use trainer::{RawTrainerConfig, Trainer, TrainerConfig};
+use trajectory::{PolicyVersion, Split};
 
 use self::evaluation::{evaluate, held_out};
 use self::folder::{RunFolder, RunState};
@@ -31,6 +31,7 @@ use self::progress::{duration, line};
 use self::publish::Publisher;
 use self::world::{Loaded, World};
 use crate::config::{LossName, RunConfig};
+use crate::failure::UsageError;
 
 /// The run was told to stop; what is done is kept.
 #[derive(Debug, thiserror::Error)]
@@ -200,7 +201,9 @@ impl<'a> Run<'a> {
     /// Adapter directory → checkpoint → hot swap. After a crash in between, the checkpoint's version is published again.
     async fn publish(&mut self) -> anyhow::Result<()> {
         let version = self.state.version + 1;
-        let directory = trainer::publish_directory(self.trainer.adapter(), &self.folder.adapters(), version)?;
+        let base_model = self.world.config.model.path.to_string_lossy();
+        let directory =
+            trainer::publish_directory(self.trainer.adapter(), &base_model, &self.folder.adapters(), PolicyVersion(version))?;
         self.state.version = version;
         self.checkpoint()?;
         self.publisher.publish(version, &directory).await?;
@@ -233,25 +236,26 @@ impl<'a> Run<'a> {
 
 fn trainer_config(config: &RunConfig) -> anyhow::Result<TrainerConfig> {
     let section = &config.trainer;
-    let raw = trainer::RawTrainerConfig {
+    let raw = RawTrainerConfig {
+        base_model: config.model.path.to_string_lossy().into_owned(),
         rank: section.rank,
         alpha: section.alpha,
         learning_rate: section.learning_rate,
-        warmup_steps: section.warmup_steps,
+        warmup_steps: section.warmup_steps as u64,
         weight_decay: section.weight_decay,
         max_grad_norm: section.max_grad_norm,
         loss: match section.loss {
-            LossName::Grpo => trainer::LossName::Grpo,
-            LossName::Cispo => trainer::LossName::Cispo,
+            LossName::Grpo => trainer::config::LossName::Grpo,
+            LossName::Cispo => trainer::config::LossName::Cispo,
         },
         clip_low: section.clip_low,
         clip_high: section.clip_high,
         scale_rewards: section.scale_rewards,
         updates_per_batch: section.updates_per_batch,
         micro_batch_tokens: section.micro_batch_tokens,
-        ..trainer::RawTrainerConfig::default()
+        ..RawTrainerConfig::default()
     };
-    Ok(TrainerConfig::try_from(raw)?)
+    Ok(TrainerConfig::try_from(raw).map_err(|error| UsageError::new(chain(&error)))?)
 }
 
 /// An evaluation or a step needs episodes that ran: all failing alike is a broken set-up, not a result.

@@ -4,8 +4,9 @@ use std::io::Write;
 
 use anyhow::Context;
 use mcp_envs::scenario::Scenario;
-use mcp_envs::statistics::{Attempt, Column, Results, markdown_table, render_transcripts, text_table};
+use mcp_envs::statistics::{Attempt, Column, markdown_table, render_transcripts, text_table};
 use serde_json::{Value, json};
+use trainer::PlotRow;
 use trajectory::EpisodeRecord;
 
 use super::evaluation::Evaluation;
@@ -40,8 +41,8 @@ pub(crate) fn step_line(metrics: &StepMetrics, steps: usize, left: f64) {
         metrics.step,
         metrics.reward,
         100.0 * metrics.success,
-        trainer.groups_used,
-        trainer.groups_used + trainer.groups_left_out.values().sum::<usize>() + metrics.groups_not_ready.values().sum::<usize>(),
+        trainer.groups,
+        trainer.groups + trainer.groups_left_out.values().sum::<usize>() + metrics.groups_not_ready.values().sum::<usize>(),
         metrics.rollout_seconds,
         metrics.train_seconds,
         duration(left),
@@ -82,8 +83,9 @@ pub(crate) fn write(world: &World, folder: &RunFolder, state: &RunState, scenari
     std::fs::write(folder.path("results.md"), markdown_table(&columns))?;
     std::fs::write(folder.path("transcripts.md"), transcripts(world, &evaluations, scenarios)?)?;
     let rows = read_metrics(folder)?;
-    std::fs::write(folder.path("reward.svg"), trainer::plot::reward_svg(&rows)?)?;
-    let results = |evaluation: &Option<Evaluation>| evaluation.as_ref().map(|evaluation| summary(&evaluation.results));
+    let rows: Vec<PlotRow> = rows.iter().filter_map(plot_row).collect();
+    trainer::reward_svg(&rows, &folder.path("reward.svg"))?;
+    let results = |evaluation: &Option<Evaluation>| evaluation.as_ref().map(|evaluation| json!(evaluation.results));
     let model = world.config.model.path.file_stem().map(|name| name.to_string_lossy().into_owned());
     let summary = json!({
         "seed": world.config.run.seed,
@@ -122,8 +124,8 @@ pub(crate) fn write(world: &World, folder: &RunFolder, state: &RunState, scenari
     Ok(())
 }
 
-fn summary(results: &Results) -> Value {
-    json!(results)
+fn plot_row(row: &Value) -> Option<PlotRow> {
+    Some(PlotRow { step: row["step"].as_u64()?, reward: row["reward"].as_f64()?, success: row["success"].as_f64() })
 }
 
 /// The same questions before and after: first those that GRPO made right, then others.

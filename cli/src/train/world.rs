@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use inference::api::ApiState;
+use inference::api::{ApiConfig, ApiState};
 use inference::chat::ChatTokenizer;
 use inference::engine::{EngineConfig, EngineHandle};
 use inference::model::{LoadOptions, Model};
@@ -101,7 +101,13 @@ impl World {
         )?;
         let listener = listen("127.0.0.1:0").await?;
         let engine_url = url(&listener)?;
-        let api = ApiState::new(Arc::new(engine.clone()), Arc::clone(&tokenizer), BASE_MODEL);
+        let api_config = ApiConfig {
+            model_name: BASE_MODEL.to_owned(),
+            model_path: config.model.path.clone(),
+            max_model_len: engine.config().max_model_len,
+            api_key: None,
+        };
+        let api = ApiState::new(api_config, engine.clone(), Arc::clone(&tokenizer));
         servers.spawn(until(stop.clone(), "engine API", inference::api::serve(listener, api, stop.clone())));
 
         let store = Store::open(&folder.store())?;

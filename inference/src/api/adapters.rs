@@ -27,12 +27,18 @@ pub(super) async fn load(
     State(state): State<ApiState>,
     JsonBody(request): JsonBody<LoadRequest>,
 ) -> Result<String, ApiError> {
-    let LoadRequest { lora_name, lora_path, load_inplace } = request;
+    let LoadRequest {
+        lora_name,
+        lora_path,
+        load_inplace,
+    } = request;
     if lora_name.is_empty() {
         return Err(ApiError::invalid_user_input("`lora_name` is empty; name the adapter"));
     }
     if lora_name == state.config().model_name {
-        return Err(ApiError::invalid_user_input(format!("'{lora_name}' is the base model's name; choose another")));
+        return Err(ApiError::invalid_user_input(format!(
+            "'{lora_name}' is the base model's name; choose another"
+        )));
     }
     let config_file = lora_path.join(CONFIG_FILE);
     if !tokio::fs::try_exists(&config_file).await.unwrap_or(false) {
@@ -41,7 +47,10 @@ pub(super) async fn load(
             lora_path.display()
         )));
     }
-    state.generator().load_adapter(&lora_name, &lora_path, load_inplace).await?;
+    state
+        .generator()
+        .load_adapter(&lora_name, &lora_path, load_inplace)
+        .await?;
     tracing::info!(name = lora_name, path = %lora_path.display(), "adapter loaded");
     Ok(format!("Success: LoRA adapter '{lora_name}' added successfully."))
 }
@@ -56,9 +65,9 @@ pub(super) async fn unload(
             tracing::info!(name, "adapter unloaded");
             Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
         }
-        Err(EngineError::UnknownAdapter { name }) => {
-            Err(ApiError::not_found(format!("The lora adapter '{name}' cannot be found.")))
-        }
+        Err(EngineError::UnknownAdapter { name }) => Err(ApiError::not_found(format!(
+            "The lora adapter '{name}' cannot be found."
+        ))),
         Err(error) => Err(error.into()),
     }
 }

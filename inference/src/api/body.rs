@@ -14,11 +14,25 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let bytes = Bytes::from_request(request, state)
-            .await
-            .map_err(|error: BytesRejection| ApiError::body(error.status(), error.body_text()))?;
-        parse(&bytes).map(JsonBody)
+        parse(&read(request, state).await?).map(JsonBody)
     }
+}
+
+/// Two views of one JSON body; each ignores the other's fields.
+pub(super) struct JsonBodyViews<A, B>(pub A, pub B);
+
+impl<S: Send + Sync, A: DeserializeOwned, B: DeserializeOwned> FromRequest<S> for JsonBodyViews<A, B> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let bytes = read(request, state).await?;
+        Ok(Self(parse(&bytes)?, parse(&bytes)?))
+    }
+}
+
+async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
+    let bytes = Bytes::from_request(request, state).await;
+    bytes.map_err(|error: BytesRejection| ApiError::body(error.status(), error.body_text()))
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {

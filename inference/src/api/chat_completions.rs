@@ -7,10 +7,10 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::body::JsonBody;
+use super::body::JsonBodyViews;
 use super::choice::{Step, chat_logprob};
 use super::generation::Generation;
-use super::request::{ChatRequest, Sampling};
+use super::request::{ChatRequest, CommonFields, Sampling};
 use super::sse::{self, Chunks};
 use super::{ApiError, ApiState, unix_seconds};
 use crate::chat::prompt_memory::FinishedAnswer;
@@ -18,13 +18,16 @@ use crate::chat::{ParserEvent, Prompt};
 
 pub(super) async fn create(
     State(state): State<ApiState>,
-    JsonBody(request): JsonBody<ChatRequest>,
+    JsonBodyViews(common, request): JsonBodyViews<CommonFields, ChatRequest>,
 ) -> Result<Response, ApiError> {
-    let adapter = state.resolve_model(request.common.model.as_deref())?;
+    let adapter = state.resolve_model(common.model.as_deref())?;
     let parses_tool_calls = request.parses_tool_calls()?;
     let mut messages = request.messages.clone();
     if messages.is_empty() {
-        return Err(ApiError::bad_parameter("messages", "`messages` is empty; send at least one"));
+        return Err(ApiError::bad_parameter(
+            "messages",
+            "`messages` is empty; send at least one",
+        ));
     }
     state.memory().restore_arguments(&mut messages);
     let prompt = state.tokenizer().prompt(
@@ -33,13 +36,20 @@ pub(super) async fn create(
         request.add_generation_prompt.unwrap_or(true),
     )?;
     let prompt_ids = state.memory().resolve(state.tokenizer(), &prompt, &messages)?;
-    let sampling = request.sampling(&state, prompt_ids.len())?;
-    let model = request.common.model.clone().unwrap_or_else(|| state.config().model_name.clone());
+    let sampling = request.sampling(&common, &state, prompt_ids.len())?;
+    let model = common
+        .model
+        .clone()
+        .unwrap_or_else(|| state.config().model_name.clone());
     let generation = Generation::start(state, adapter, vec![prompt_ids], &sampling, parses_tool_calls)?;
     let id = format!("chatcmpl-{}", uuid::Uuid::now_v7().simple());
     let mut chat = Chat {
         generation,
-        conversation: Conversation { messages, tools: request.tools, prompt },
+        conversation: Conversation {
+            messages,
+            tools: request.tools,
+            prompt,
+        },
         sampling,
         id,
         model,
@@ -172,7 +182,11 @@ impl Chunks for ChatChunks {
         match self.phase {
             Phase::Opening => {
                 self.phase = Phase::Answering;
-                Ok(Some((0..self.chat.generation.n_choices()).map(|index| self.opening(index)).collect()))
+                Ok(Some(
+                    (0..self.chat.generation.n_choices())
+                        .map(|index| self.opening(index))
+                        .collect(),
+                ))
             }
             Phase::Answering => match self.chat.generation.next().await? {
                 Some((index, step)) => {
@@ -194,7 +208,11 @@ impl Chunks for ChatChunks {
 impl ChatChunks {
     fn new(chat: Chat) -> Self {
         let n_calls = vec![0; chat.generation.n_choices()];
-        Self { chat, n_calls, phase: Phase::Opening }
+        Self {
+            chat,
+            n_calls,
+            phase: Phase::Opening,
+        }
     }
 
     fn opening(&self, index: usize) -> Value {

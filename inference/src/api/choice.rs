@@ -37,7 +37,7 @@ pub(super) struct Step {
 }
 
 impl Choice {
-    pub fn new(sampling: &Sampling, parses_tool_calls: bool) -> Self {
+    pub(super) fn new(sampling: &Sampling, parses_tool_calls: bool) -> Self {
         Self {
             detokenizer: Detokenizer::new(),
             stop_strings: StopStrings::new(sampling.stop_strings.clone(), sampling.keep_stop_string),
@@ -54,7 +54,7 @@ impl Choice {
     ///
     /// # Errors
     /// The engine's words, if the sequence failed.
-    pub fn take(&mut self, tokenizer: &ChatTokenizer, event: GenerateEvent) -> Result<Step, String> {
+    pub(super) fn take(&mut self, tokenizer: &ChatTokenizer, event: GenerateEvent) -> Result<Step, String> {
         let mut step = Step::default();
         match event {
             GenerateEvent::Token(token) => {
@@ -103,27 +103,31 @@ impl Choice {
         }
         let has_call = |events: &[ParserEvent]| events.iter().any(|event| matches!(event, ParserEvent::Call(_)));
         let called = !self.answer.tool_calls.is_empty() || has_call(&step.events);
-        let reason = if called && reason == "stop" { "tool_calls" } else { reason };
+        let reason = if called && reason == "stop" {
+            "tool_calls"
+        } else {
+            reason
+        };
         let finish = Finish { reason, stop_reason };
         self.finish = Some(finish.clone());
         step.finish = Some(finish);
     }
 
     /// Sampled ids, the one that ended the sequence included.
-    pub fn token_ids(&self) -> &[u32] {
+    pub(super) fn token_ids(&self) -> &[u32] {
         &self.token_ids
     }
 
-    pub fn tokens(&self) -> &[SampledToken] {
+    pub(super) fn tokens(&self) -> &[SampledToken] {
         &self.tokens
     }
 
-    pub fn answer(&self) -> &ParsedAnswer {
+    pub(super) fn answer(&self) -> &ParsedAnswer {
         &self.answer
     }
 
     /// Set once the sequence has ended.
-    pub fn finish(&self) -> Option<&Finish> {
+    pub(super) fn finish(&self) -> Option<&Finish> {
         self.finish.as_ref()
     }
 }
@@ -135,7 +139,11 @@ pub(super) fn chat_logprob(tokenizer: &ChatTokenizer, token: &SampledToken) -> V
         json!({"token": text, "logprob": finite(logprob), "bytes": text.as_bytes()})
     };
     let mut value = entry(token.token_id, token.logprob);
-    value["top_logprobs"] = token.top_logprobs.iter().map(|(id, logprob)| entry(*id, *logprob)).collect();
+    value["top_logprobs"] = token
+        .top_logprobs
+        .iter()
+        .map(|(id, logprob)| entry(*id, *logprob))
+        .collect();
     value
 }
 

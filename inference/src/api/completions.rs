@@ -5,10 +5,10 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::body::JsonBody;
+use super::body::JsonBodyViews;
 use super::choice::{Step, finite};
 use super::generation::Generation;
-use super::request::{CompletionRequest, PromptField, Sampling};
+use super::request::{CommonFields, CompletionRequest, PromptField, Sampling};
 use super::sse::{self, Chunks};
 use super::{ApiError, ApiState, unix_seconds};
 use crate::chat::{ChatTokenizer, ParserEvent};
@@ -16,21 +16,34 @@ use crate::engine::SampledToken;
 
 pub(super) async fn create(
     State(state): State<ApiState>,
-    JsonBody(request): JsonBody<CompletionRequest>,
+    JsonBodyViews(common, request): JsonBodyViews<CommonFields, CompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let adapter = state.resolve_model(request.common.model.as_deref())?;
+    let adapter = state.resolve_model(common.model.as_deref())?;
     let prompts = prompt_ids(&state, &request)?;
     if prompts.iter().any(Vec::is_empty) || prompts.is_empty() {
-        return Err(ApiError::bad_parameter("prompt", "`prompt` is empty; send at least one token"));
+        return Err(ApiError::bad_parameter(
+            "prompt",
+            "`prompt` is empty; send at least one token",
+        ));
     }
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-    let sampling = request.sampling(&state, longest)?;
-    let model = request.common.model.clone().unwrap_or_else(|| state.config().model_name.clone());
+    let sampling = request.sampling(&common, &state, longest)?;
+    let model = common
+        .model
+        .clone()
+        .unwrap_or_else(|| state.config().model_name.clone());
     let generation = Generation::start(state, adapter, prompts, &sampling, false)?;
     let id = format!("cmpl-{}", uuid::Uuid::now_v7().simple());
     let offsets = vec![0; generation.n_choices()];
-    let mut completion =
-        Completion { generation, sampling, id, model, created: unix_seconds(), offsets, ended: false };
+    let mut completion = Completion {
+        generation,
+        sampling,
+        id,
+        model,
+        created: unix_seconds(),
+        offsets,
+        ended: false,
+    };
     if completion.sampling.stream {
         return Ok(sse::response(completion));
     }
@@ -40,7 +53,9 @@ pub(super) async fn create(
 
 fn prompt_ids(state: &ApiState, request: &CompletionRequest) -> Result<Vec<Vec<u32>>, ApiError> {
     let encode = |text: &String| {
-        let token_ids = state.tokenizer().encode_raw(text, request.add_special_tokens.unwrap_or(true));
+        let token_ids = state
+            .tokenizer()
+            .encode_raw(text, request.add_special_tokens.unwrap_or(true));
         token_ids.map_err(ApiError::from)
     };
     match &request.prompt {

@@ -20,7 +20,12 @@ pub struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, param: None, message: message.into() }
+        Self {
+            status,
+            kind,
+            param: None,
+            message: message.into(),
+        }
     }
 
     /// 400: the request can't be served as it is.
@@ -30,7 +35,10 @@ impl ApiError {
 
     /// 400 because of the field `param`.
     pub fn bad_parameter(param: &'static str, message: impl Into<String>) -> Self {
-        Self { param: Some(param), ..Self::bad_request(message) }
+        Self {
+            param: Some(param),
+            ..Self::bad_request(message)
+        }
     }
 
     /// 404.
@@ -41,7 +49,10 @@ impl ApiError {
     /// 404 for a model that is neither the base nor a loaded adapter.
     pub fn model_not_found(name: &str) -> Self {
         let message = format!("The model `{name}` does not exist. See /v1/models for those that do.");
-        Self { param: Some("model"), ..Self::not_found(message) }
+        Self {
+            param: Some("model"),
+            ..Self::not_found(message)
+        }
     }
 
     /// 400 for an adapter name that is taken, as vLLM types it.

@@ -21,7 +21,7 @@ pub(super) struct Generation {
 
 impl Generation {
     /// Starts `n` sequences for each prompt; choice `i` continues prompt `i / n`.
-    pub fn start(
+    pub(super) fn start(
         state: ApiState,
         adapter: Option<String>,
         prompts: Vec<Vec<u32>>,
@@ -34,21 +34,31 @@ impl Generation {
                 let mut params = sampling.params.clone();
                 // One seed for all would give `n` times the same answer.
                 params.seed = params.seed.map(|seed| seed.wrapping_add(repetition as u64));
-                let request =
-                    GenerateRequest { prompt_token_ids: prompt.clone(), adapter: adapter.clone(), sampling: params };
+                let request = GenerateRequest {
+                    prompt_token_ids: prompt.clone(),
+                    adapter: adapter.clone(),
+                    sampling: params,
+                };
                 let events = state.generator().generate(request)?;
                 choices.push((Choice::new(sampling, parses_tool_calls), Some(events)));
             }
         }
-        Ok(Self { state, prompts, choices, n: sampling.n })
+        Ok(Self {
+            state,
+            prompts,
+            choices,
+            n: sampling.n,
+        })
     }
 
     /// The next step of any choice, with its index; `None` once all have ended.
     ///
     /// # Errors
     /// The engine's words, or that it stopped.
-    pub async fn next(&mut self) -> Result<Option<(usize, Step)>, ApiError> {
-        let Some((index, event)) = self.next_event().await else { return Ok(None) };
+    pub(super) async fn next(&mut self) -> Result<Option<(usize, Step)>, ApiError> {
+        let Some((index, event)) = self.next_event().await else {
+            return Ok(None);
+        };
         let event = event.ok_or_else(|| ApiError::unavailable("the engine has been shut down"))?;
         let (choice, events) = &mut self.choices[index];
         let step = choice.take(self.state.tokenizer(), event).map_err(ApiError::internal)?;
@@ -78,34 +88,34 @@ impl Generation {
     ///
     /// # Errors
     /// As [`Generation::next`].
-    pub async fn finish(&mut self) -> Result<(), ApiError> {
+    pub(super) async fn finish(&mut self) -> Result<(), ApiError> {
         while self.next().await?.is_some() {}
         Ok(())
     }
 
-    pub fn state(&self) -> &ApiState {
+    pub(super) fn state(&self) -> &ApiState {
         &self.state
     }
 
-    pub fn n_choices(&self) -> usize {
+    pub(super) fn n_choices(&self) -> usize {
         self.choices.len()
     }
 
-    pub fn choice(&self, index: usize) -> &Choice {
+    pub(super) fn choice(&self, index: usize) -> &Choice {
         &self.choices[index].0
     }
 
-    pub fn choices(&self) -> impl Iterator<Item = &Choice> {
+    pub(super) fn choices(&self) -> impl Iterator<Item = &Choice> {
         self.choices.iter().map(|(choice, _)| choice)
     }
 
     /// Ids of the prompt that choice `index` continues.
-    pub fn prompt_of(&self, index: usize) -> &[u32] {
+    pub(super) fn prompt_of(&self, index: usize) -> &[u32] {
         &self.prompts[index / self.n]
     }
 
     /// OpenAI's `usage`.
-    pub fn usage(&self) -> Value {
+    pub(super) fn usage(&self) -> Value {
         let prompt_tokens: usize = self.prompts.iter().map(Vec::len).sum();
         let completion_tokens: usize = self.choices().map(|choice| choice.token_ids().len()).sum();
         json!({

@@ -77,7 +77,15 @@ impl ApiState {
     pub fn new(config: ApiConfig, generator: impl Generator, tokenizer: Arc<ChatTokenizer>) -> Self {
         let memory = PromptMemory::new(MemoryLimits::default());
         let started_at = unix_seconds();
-        Self { inner: Arc::new(Inner { config, generator: Box::new(generator), tokenizer, memory, started_at }) }
+        Self {
+            inner: Arc::new(Inner {
+                config,
+                generator: Box::new(generator),
+                tokenizer,
+                memory,
+                started_at,
+            }),
+        }
     }
 
     fn config(&self) -> &ApiConfig {
@@ -124,7 +132,9 @@ pub fn router(state: ApiState) -> axum::Router {
         .route("/metrics", get(health::metrics))
         .layer(axum::middleware::from_fn_with_state(state.clone(), demand_key))
         .route("/health", get(health::health))
-        .fallback(async || ApiError::not_found("there is no such route; see /v1/models, /v1/chat/completions, /v1/completions"))
+        .fallback(async || {
+            ApiError::not_found("there is no such route; see /v1/models, /v1/chat/completions, /v1/completions")
+        })
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(state)
@@ -135,13 +145,19 @@ pub fn router(state: ApiState) -> axum::Router {
 /// # Errors
 /// What the system says of the listener.
 pub async fn serve(listener: TcpListener, state: ApiState, shutdown: CancellationToken) -> std::io::Result<()> {
-    axum::serve(listener, router(state)).with_graceful_shutdown(shutdown.cancelled_owned()).await
+    axum::serve(listener, router(state))
+        .with_graceful_shutdown(shutdown.cancelled_owned())
+        .await
 }
 
 async fn demand_key(State(state): State<ApiState>, request: Request, next: Next) -> Response {
-    let Some(key) = &state.config().api_key else { return next.run(request).await };
+    let Some(key) = &state.config().api_key else {
+        return next.run(request).await;
+    };
     let header = request.headers().get(axum::http::header::AUTHORIZATION);
-    let sent = header.and_then(|value| value.to_str().ok()).and_then(|value| value.strip_prefix("Bearer "));
+    let sent = header
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "));
     if sent.is_some_and(|sent| equal_in_constant_time(sent.as_bytes(), key.as_bytes())) {
         return next.run(request).await;
     }
@@ -150,7 +166,12 @@ async fn demand_key(State(state): State<ApiState>, request: Request, next: Next)
 
 /// Takes as long for a nearly right key as for a wrong one.
 fn equal_in_constant_time(left: &[u8], right: &[u8]) -> bool {
-    left.len() == right.len() && left.iter().zip(right).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
+    left.len() == right.len()
+        && left
+            .iter()
+            .zip(right)
+            .fold(0, |differences, (a, b)| differences | (a ^ b))
+            == 0
 }
 
 fn unix_seconds() -> i64 {

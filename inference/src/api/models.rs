@@ -32,8 +32,13 @@ fn models(state: &ApiState) -> Vec<Value> {
     let base_root = config.model_path.display().to_string();
     let base = model(&config.model_name, base_root, None, Some(config.max_model_len));
     let adapters = state.generator().adapters();
-    let adapters = adapters
-        .iter()
-        .map(|adapter| model(&adapter.name, adapter.path.display().to_string(), Some(&config.model_name), None));
+    let adapters = adapters.iter().map(|adapter| {
+        model(
+            &adapter.name,
+            adapter.path.display().to_string(),
+            Some(&config.model_name),
+            None,
+        )
+    });
     std::iter::once(base).chain(adapters).collect()
 }

@@ -10,11 +10,10 @@ use crate::engine::SamplingParams;
 const MAX_CHOICES: usize = 128;
 const MAX_TOP_LOGPROBS: i64 = 20;
 
-/// Fields that both kinds of completion have.
+/// Fields that both kinds of completion have. Read apart from the others (not flattened into them), so that an error names its field.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct CommonFields {
     pub model: Option<String>,
-    #[serde(default)]
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
     pub n: Option<usize>,
@@ -25,13 +24,9 @@ pub(super) struct CommonFields {
     pub seed: Option<i64>,
     pub max_tokens: Option<usize>,
     pub stop: Option<OneOrMany>,
-    #[serde(default)]
     pub stop_token_ids: Option<Vec<u32>>,
-    #[serde(default)]
-    pub include_stop_str_in_output: bool,
-    #[serde(default)]
-    pub ignore_eos: bool,
-    #[serde(default)]
+    pub include_stop_str_in_output: Option<bool>,
+    pub ignore_eos: Option<bool>,
     pub return_token_ids: Option<bool>,
     // Known, and only at the value that changes nothing.
     pub presence_penalty: Option<f64>,
@@ -46,7 +41,6 @@ pub(super) struct CommonFields {
 
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct StreamOptions {
-    #[serde(default)]
     pub include_usage: Option<bool>,
 }
 
@@ -61,8 +55,6 @@ pub(super) enum OneOrMany {
 /// `POST /v1/chat/completions`.
 #[derive(Debug, Deserialize)]
 pub(super) struct ChatRequest {
-    #[serde(flatten)]
-    pub common: CommonFields,
     pub messages: Vec<Value>,
     pub max_completion_tokens: Option<usize>,
     pub logprobs: Option<bool>,
@@ -76,8 +68,6 @@ pub(super) struct ChatRequest {
 /// `POST /v1/completions`.
 #[derive(Debug, Deserialize)]
 pub(super) struct CompletionRequest {
-    #[serde(flatten)]
-    pub common: CommonFields,
     pub prompt: PromptField,
     pub logprobs: Option<i64>,
     pub echo: Option<bool>,
@@ -110,7 +100,12 @@ pub(super) struct Sampling {
 }
 
 impl ChatRequest {
-    pub fn sampling(&self, state: &ApiState, n_prompt_tokens: usize) -> Result<Sampling, ApiError> {
+    pub(super) fn sampling(
+        &self,
+        common: &CommonFields,
+        state: &ApiState,
+        n_prompt_tokens: usize,
+    ) -> Result<Sampling, ApiError> {
         if self.continue_final_message == Some(true) {
             let message = "continuing the last message isn't served; leave `continue_final_message` out";
             return Err(ApiError::bad_parameter("continue_final_message", message));
@@ -123,41 +118,65 @@ impl ChatRequest {
                 return Err(ApiError::bad_parameter("top_logprobs", message));
             }
         };
-        let max_tokens = self.max_completion_tokens.or(self.common.max_tokens);
-        self.common.sampling(state, n_prompt_tokens, max_tokens, None, logprobs)
+        let max_tokens = self.max_completion_tokens.or(common.max_tokens);
+        common.sampling(state, n_prompt_tokens, max_tokens, None, logprobs)
     }
 
     /// Whether calls are looked for in the answer.
-    pub fn parses_tool_calls(&self) -> Result<bool, ApiError> {
+    pub(super) fn parses_tool_calls(&self) -> Result<bool, ApiError> {
         let has_tools = self.tools.as_ref().is_some_and(|tools| !tools.is_empty());
-        let constrained = "needs grammar-constrained decoding, which this server doesn't have yet; use `auto` or `none`";
+        let constrained =
+            "needs grammar-constrained decoding, which this server doesn't have yet; use `auto` or `none`";
         match &self.tool_choice {
             None | Some(Value::Null) => Ok(has_tools),
             Some(Value::String(choice)) => match choice.as_str() {
                 "auto" => Ok(has_tools),
                 "none" => Ok(false),
-                "required" => Err(ApiError::bad_parameter("tool_choice", format!("`tool_choice: required` {constrained}"))),
+                "required" => Err(ApiError::bad_parameter(
+                    "tool_choice",
+                    format!("`tool_choice: required` {constrained}"),
+                )),
                 other => Err(ApiError::bad_parameter(
                     "tool_choice",
                     format!("`tool_choice` is `{other}`; it can be `auto` or `none`"),
                 )),
             },
-            Some(_) => Err(ApiError::bad_parameter("tool_choice", format!("a named `tool_choice` {constrained}"))),
+            Some(_) => Err(ApiError::bad_parameter(
+                "tool_choice",
+                format!("a named `tool_choice` {constrained}"),
+            )),
         }
     }
 }
 
 impl CompletionRequest {
-    pub fn sampling(&self, state: &ApiState, n_prompt_tokens: usize) -> Result<Sampling, ApiError> {
+    pub(super) fn sampling(
+        &self,
+        common: &CommonFields,
+        state: &ApiState,
+        n_prompt_tokens: usize,
+    ) -> Result<Sampling, ApiError> {
         if self.echo == Some(true) {
-            return Err(ApiError::bad_parameter("echo", "echoing the prompt isn't served; leave `echo` out"));
+            return Err(ApiError::bad_parameter(
+                "echo",
+                "echoing the prompt isn't served; leave `echo` out",
+            ));
         }
         if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
-            return Err(ApiError::bad_parameter("suffix", "filling in before a suffix isn't served; leave `suffix` out"));
+            return Err(ApiError::bad_parameter(
+                "suffix",
+                "filling in before a suffix isn't served; leave `suffix` out",
+            ));
         }
         const DEFAULT_MAX_TOKENS: usize = 16;
         let logprobs = self.logprobs.map(|count| top_logprobs(count, "logprobs")).transpose()?;
-        self.common.sampling(state, n_prompt_tokens, self.common.max_tokens, Some(DEFAULT_MAX_TOKENS), logprobs)
+        common.sampling(
+            state,
+            n_prompt_tokens,
+            common.max_tokens,
+            Some(DEFAULT_MAX_TOKENS),
+            logprobs,
+        )
     }
 }
 
@@ -174,11 +193,17 @@ impl CommonFields {
         let defaults = state.tokenizer().sampling_defaults();
         let temperature = self.temperature.or(defaults.temperature).unwrap_or(1.0);
         if !(temperature.is_finite() && temperature >= 0.0) {
-            return Err(ApiError::bad_parameter("temperature", "`temperature` must be 0 (greedy) or above"));
+            return Err(ApiError::bad_parameter(
+                "temperature",
+                "`temperature` must be 0 (greedy) or above",
+            ));
         }
         let top_p = self.top_p.or(defaults.top_p).unwrap_or(1.0);
         if !(top_p > 0.0 && top_p <= 1.0) {
-            return Err(ApiError::bad_parameter("top_p", "`top_p` must be above 0 and at most 1"));
+            return Err(ApiError::bad_parameter(
+                "top_p",
+                "`top_p` must be above 0 and at most 1",
+            ));
         }
         let top_k = match self.top_k {
             None => defaults.top_k.unwrap_or(0),
@@ -188,7 +213,10 @@ impl CommonFields {
         };
         let n = self.n.unwrap_or(1);
         if !(1..=MAX_CHOICES).contains(&n) {
-            return Err(ApiError::bad_parameter("n", format!("`n` must be between 1 and {MAX_CHOICES}")));
+            return Err(ApiError::bad_parameter(
+                "n",
+                format!("`n` must be between 1 and {MAX_CHOICES}"),
+            ));
         }
         let max_tokens = max_tokens_that_fit(state, n_prompt_tokens, max_tokens, default_max_tokens)?;
         let stop_strings = match &self.stop {
@@ -197,10 +225,14 @@ impl CommonFields {
             Some(OneOrMany::Many(texts)) => texts.clone(),
         };
         if stop_strings.iter().any(String::is_empty) {
-            return Err(ApiError::bad_parameter("stop", "`stop` has an empty text; leave it out"));
+            return Err(ApiError::bad_parameter(
+                "stop",
+                "`stop` has an empty text; leave it out",
+            ));
         }
         let mut stop_token_ids = self.stop_token_ids.clone().unwrap_or_default();
-        if !self.ignore_eos {
+        let ignore_eos = self.ignore_eos.unwrap_or(false);
+        if !ignore_eos {
             stop_token_ids.extend_from_slice(state.tokenizer().stop_token_ids());
         }
         Ok(Sampling {
@@ -211,16 +243,20 @@ impl CommonFields {
                 seed: self.seed.map(i64::cast_unsigned),
                 max_tokens,
                 stop_token_ids,
-                ignore_eos: self.ignore_eos,
+                ignore_eos,
                 top_logprobs: logprobs.unwrap_or(0),
             },
             n,
             stop_strings,
-            keep_stop_string: self.include_stop_str_in_output,
+            keep_stop_string: self.include_stop_str_in_output.unwrap_or(false),
             logprobs,
             return_token_ids: self.return_token_ids.unwrap_or(false),
             stream: self.stream.unwrap_or(false),
-            include_usage: self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false),
+            include_usage: self
+                .stream_options
+                .as_ref()
+                .and_then(|options| options.include_usage)
+                .unwrap_or(false),
         })
     }
 
@@ -228,21 +264,37 @@ impl CommonFields {
     fn refuse_what_is_not_served(&self) -> Result<(), ApiError> {
         let response_format = self.response_format.as_ref();
         let constrained = response_format.is_some_and(|format| !format.is_null() && format["type"] != "text");
-        let biased = self.logit_bias.as_ref().is_some_and(|bias| bias.as_object().is_some_and(|bias| !bias.is_empty()));
+        let biased = self
+            .logit_bias
+            .as_ref()
+            .is_some_and(|bias| bias.as_object().is_some_and(|bias| !bias.is_empty()));
         let effects = [
-            ("presence_penalty", self.presence_penalty.is_some_and(|value| value != 0.0)),
-            ("frequency_penalty", self.frequency_penalty.is_some_and(|value| value != 0.0)),
-            ("repetition_penalty", self.repetition_penalty.is_some_and(|value| value != 1.0)),
+            (
+                "presence_penalty",
+                self.presence_penalty.is_some_and(|value| value != 0.0),
+            ),
+            (
+                "frequency_penalty",
+                self.frequency_penalty.is_some_and(|value| value != 0.0),
+            ),
+            (
+                "repetition_penalty",
+                self.repetition_penalty.is_some_and(|value| value != 1.0),
+            ),
             ("min_p", self.min_p.is_some_and(|value| value != 0.0)),
             ("min_tokens", self.min_tokens.is_some_and(|value| value != 0)),
             ("logit_bias", biased),
             ("response_format", constrained),
-            ("prompt_logprobs", self.prompt_logprobs.as_ref().is_some_and(|value| !value.is_null())),
+            (
+                "prompt_logprobs",
+                self.prompt_logprobs.as_ref().is_some_and(|value| !value.is_null()),
+            ),
         ];
         match effects.into_iter().find(|(_, has_effect)| *has_effect) {
-            Some((field, _)) => {
-                Err(ApiError::bad_parameter(field, format!("`{field}` isn't served by this engine; leave it out")))
-            }
+            Some((field, _)) => Err(ApiError::bad_parameter(
+                field,
+                format!("`{field}` isn't served by this engine; leave it out"),
+            )),
             None => Ok(()),
         }
     }
@@ -251,7 +303,10 @@ impl CommonFields {
 fn top_logprobs(count: i64, field: &'static str) -> Result<usize, ApiError> {
     match usize::try_from(count) {
         Ok(n) if count <= MAX_TOP_LOGPROBS => Ok(n),
-        _ => Err(ApiError::bad_parameter(field, format!("`{field}` must be between 0 and {MAX_TOP_LOGPROBS}"))),
+        _ => Err(ApiError::bad_parameter(
+            field,
+            format!("`{field}` must be between 0 and {MAX_TOP_LOGPROBS}"),
+        )),
     }
 }
 

@@ -36,7 +36,10 @@ pub(super) fn response(chunks: impl Chunks) -> Response {
             }
         }
     });
-    let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
     (headers, Body::from_stream(events)).into_response()
 }
 

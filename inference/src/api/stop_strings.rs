@@ -19,16 +19,26 @@ pub(super) struct Watched {
 
 impl StopStrings {
     /// Watches for `strings`; a found one stays in the text if `keep`.
-    pub fn new(strings: Vec<String>, keep: bool) -> Self {
-        Self { strings, keep, held: String::new() }
+    pub(super) fn new(strings: Vec<String>, keep: bool) -> Self {
+        Self {
+            strings,
+            keep,
+            held: String::new(),
+        }
     }
 
-    pub fn push(&mut self, text: &str) -> Watched {
+    pub(super) fn push(&mut self, text: &str) -> Watched {
         if self.strings.is_empty() {
-            return Watched { text: text.to_owned(), stopped_by: None };
+            return Watched {
+                text: text.to_owned(),
+                stopped_by: None,
+            };
         }
         self.held.push_str(text);
-        let found = self.strings.iter().filter_map(|string| Some((self.held.find(string.as_str())?, string)));
+        let found = self
+            .strings
+            .iter()
+            .filter_map(|string| Some((self.held.find(string.as_str())?, string)));
         // The earliest one ends the answer; of two at one place the shorter was there first.
         if let Some((start, string)) = found.min_by_key(|(start, string)| (*start + string.len(), *start)) {
             let end = if self.keep { start + string.len() } else { start };
@@ -37,13 +47,22 @@ impl StopStrings {
             self.held.clear();
             return Watched { text, stopped_by };
         }
-        let sure = self.held.len() - self.strings.iter().map(|string| overlap(&self.held, string)).max().unwrap_or(0);
+        let sure = self.held.len()
+            - self
+                .strings
+                .iter()
+                .map(|string| overlap(&self.held, string))
+                .max()
+                .unwrap_or(0);
         let rest = self.held.split_off(sure);
-        Watched { text: std::mem::replace(&mut self.held, rest), stopped_by: None }
+        Watched {
+            text: std::mem::replace(&mut self.held, rest),
+            stopped_by: None,
+        }
     }
 
     /// What was held back, at the end of the answer.
-    pub fn finish(&mut self) -> String {
+    pub(super) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
@@ -51,7 +70,10 @@ impl StopStrings {
 /// Length of the longest end of `text` that `string` begins with.
 fn overlap(text: &str, string: &str) -> usize {
     let lengths = string.char_indices().map(|(position, _)| position).skip(1);
-    lengths.filter(|length| text.ends_with(&string[..*length])).max().unwrap_or(0)
+    lengths
+        .filter(|length| text.ends_with(&string[..*length]))
+        .max()
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -74,12 +96,21 @@ mod tests {
 
     #[test]
     fn a_stop_string_over_pieces_ends_the_text_before_it() {
-        assert_eq!(watch(&["\nUser:"], false, &["Hi\n", "Us", "er: x"]), ("Hi".into(), Some("\nUser:".into())));
-        assert_eq!(watch(&["END"], true, &["a EN", "D b"]), ("a END".into(), Some("END".into())));
+        assert_eq!(
+            watch(&["\nUser:"], false, &["Hi\n", "Us", "er: x"]),
+            ("Hi".into(), Some("\nUser:".into()))
+        );
+        assert_eq!(
+            watch(&["END"], true, &["a EN", "D b"]),
+            ("a END".into(), Some("END".into()))
+        );
     }
 
     #[test]
     fn a_beginning_that_comes_to_nothing_is_not_lost() {
-        assert_eq!(watch(&["aab", "ü!"], false, &["aa", "a", "c ü"]), ("aaac ü".into(), None));
+        assert_eq!(
+            watch(&["aab", "ü!"], false, &["aa", "a", "c ü"]),
+            ("aaac ü".into(), None)
+        );
     }
 }

@@ -60,5 +60,7 @@ pub(super) async fn detokenize(
     JsonBody(request): JsonBody<DetokenizeRequest>,
 ) -> Result<Json<Value>, ApiError> {
     state.resolve_model(request.model.as_deref())?;
-    Ok(Json(json!({"prompt": state.tokenizer().decode(&request.tokens, false)})))
+    Ok(Json(
+        json!({"prompt": state.tokenizer().decode(&request.tokens, false)}),
+    ))
 }

@@ -63,7 +63,9 @@ pub fn assistant_text(content: &str, calls: &[Value]) -> String {
         let function = &call["function"];
         let name = python_json(&function["name"]);
         let arguments = arguments_text(&function["arguments"]);
-        text.push_str(&format!("{CALL_OPEN}\n{{\"name\": {name}, \"arguments\": {arguments}}}\n{CALL_CLOSE}"));
+        text.push_str(&format!(
+            "{CALL_OPEN}\n{{\"name\": {name}, \"arguments\": {arguments}}}\n{CALL_CLOSE}"
+        ));
     }
     text
 }
@@ -115,7 +117,9 @@ fn compact_schema(schema: &Value) -> Value {
             });
             let compacted = kept.map(|(key, value)| match (key.as_str(), value) {
                 ("properties" | "$defs" | "definitions", Value::Object(named)) => {
-                    let named = named.iter().map(|(name, schema)| (name.clone(), compact_schema(schema)));
+                    let named = named
+                        .iter()
+                        .map(|(name, schema)| (name.clone(), compact_schema(schema)));
                     (key.clone(), Value::Object(named.collect()))
                 }
                 ("enum" | "const" | "default" | "examples", literal) => (key.clone(), literal.clone()),
@@ -135,9 +139,11 @@ mod tests {
     #[test]
     fn a_conversation_becomes_plain_turns() {
         let call = |name: &str, arguments: &str| json!({"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}});
-        let tools = [json!({"type": "function", "function": {"name": "look", "description": "Looks.", "strict": true,
+        let tools = [
+            json!({"type": "function", "function": {"name": "look", "description": "Looks.", "strict": true,
             "parameters": {"$schema": "x", "title": "Look", "type": "object", "additionalProperties": false,
-                "properties": {"title": {"title": "Title", "type": "string", "enum": ["a"]}}}}})];
+                "properties": {"title": {"title": "Title", "type": "string", "enum": ["a"]}}}}}),
+        ];
         let messages = [
             json!({"role": "user", "content": "hi"}),
             json!({"role": "assistant", "content": null, "tool_calls": [call("look", "{\"a\":1}"), call("see", "oops")]}),
@@ -160,7 +166,10 @@ mod tests {
             plain[3]["content"],
             "<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>"
         );
-        assert_eq!(plain[4]["content"], "done\n<tool_call>\n{\"name\": \"end\", \"arguments\": {}}\n</tool_call>");
+        assert_eq!(
+            plain[4]["content"],
+            "done\n<tool_call>\n{\"name\": \"end\", \"arguments\": {}}\n</tool_call>"
+        );
     }
 
     #[test]
@@ -168,6 +177,11 @@ mod tests {
         let tools = [json!({"type": "function", "function": {"name": "f"}})];
         let plain = to_plain_messages(&[json!({"role": "system", "content": "Be brief."})], Some(&tools));
         assert_eq!(plain.len(), 1);
-        assert!(plain[0]["content"].as_str().unwrap().starts_with("Be brief.\n\n# Tools\n"));
+        assert!(
+            plain[0]["content"]
+                .as_str()
+                .unwrap()
+                .starts_with("Be brief.\n\n# Tools\n")
+        );
     }
 }

@@ -110,7 +110,11 @@ fn python_float(value: f64) -> String {
         return format!("{mantissa}e{sign}{digits:0>2}");
     }
     let plain = format!("{value}");
-    if plain.contains('.') { plain } else { format!("{plain}.0") }
+    if plain.contains('.') {
+        plain
+    } else {
+        format!("{plain}.0")
+    }
 }
 
 #[cfg(test)]
@@ -120,7 +124,8 @@ mod tests {
 
     #[test]
     fn writes_as_python_does() {
-        let value = json!({"b": [1, 2.0, 1e-5, 1e16, 0.1, -3], "a": {"k": "ü\n\"\u{1}"}, "e": [], "n": null, "t": true});
+        let value =
+            json!({"b": [1, 2.0, 1e-5, 1e16, 0.1, -3], "a": {"k": "ü\n\"\u{1}"}, "e": [], "n": null, "t": true});
         assert_eq!(
             python_json(&value),
             "{\"b\": [1, 2.0, 1e-05, 1e+16, 0.1, -3], \"a\": {\"k\": \"ü\\n\\\"\\u0001\"}, \"e\": [], \"n\": null, \"t\": true}"

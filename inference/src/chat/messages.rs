@@ -14,13 +14,18 @@ pub fn normalise(messages: &[Value]) -> Result<Vec<Value>, ChatError> {
         .iter()
         .enumerate()
         .map(|(index, message)| {
-            normalise_one(message).map(Value::Object).map_err(|reason| ChatError::Message { index, reason })
+            normalise_one(message)
+                .map(Value::Object)
+                .map_err(|reason| ChatError::Message { index, reason })
         })
         .collect()
 }
 
 fn normalise_one(message: &Value) -> Result<Map<String, Value>, String> {
-    let mut message = message.as_object().cloned().ok_or("must be an object with `role` and `content`")?;
+    let mut message = message
+        .as_object()
+        .cloned()
+        .ok_or("must be an object with `role` and `content`")?;
     let role = match message.get("role").and_then(Value::as_str) {
         Some("developer") => "system".to_owned(),
         Some(role) if !role.is_empty() => role.to_owned(),
@@ -55,7 +60,9 @@ fn has_tool_calls(message: &Map<String, Value>) -> Result<bool, String> {
             return Err(format!("`tool_calls[{position}].function.name` is missing"));
         }
         if !(function["arguments"].is_string() || function["arguments"].is_object()) {
-            return Err(format!("`tool_calls[{position}].function.arguments` must be a string of JSON"));
+            return Err(format!(
+                "`tool_calls[{position}].function.arguments` must be a string of JSON"
+            ));
         }
     }
     Ok(!calls.is_empty())
@@ -68,8 +75,13 @@ fn join_parts(parts: &[Value]) -> Result<String, String> {
             Value::String(text) => Ok(text.as_str()),
             Value::Object(fields) => {
                 let kind = fields.get("type").and_then(Value::as_str).unwrap_or("text");
-                let text = fields.get("text").or_else(|| fields.get("refusal")).and_then(Value::as_str);
-                text.ok_or_else(|| format!("a content part of type `{kind}` can't be read; this model takes text parts"))
+                let text = fields
+                    .get("text")
+                    .or_else(|| fields.get("refusal"))
+                    .and_then(Value::as_str);
+                text.ok_or_else(|| {
+                    format!("a content part of type `{kind}` can't be read; this model takes text parts")
+                })
             }
             _ => Err("a content part must be an object with `type` and `text`".to_owned()),
         })
@@ -93,7 +105,10 @@ pub fn parse_arguments(messages: &mut [Value]) {
 pub fn for_each_call(messages: &mut [Value], mut visit: impl FnMut(&mut Value)) {
     for message in messages {
         if let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) {
-            calls.iter_mut().filter(|call| call["function"].is_object()).for_each(&mut visit);
+            calls
+                .iter_mut()
+                .filter(|call| call["function"].is_object())
+                .for_each(&mut visit);
         }
     }
 }
@@ -104,7 +119,12 @@ pub fn for_each_call(messages: &mut [Value], mut visit: impl FnMut(&mut Value)) 
 /// [`ChatError::Tool`] names the first that isn't a function with a name.
 pub fn check_tools(tools: &[Value]) -> Result<(), ChatError> {
     for (index, tool) in tools.iter().enumerate() {
-        let fail = |reason: &str| Err(ChatError::Tool { index, reason: reason.into() });
+        let fail = |reason: &str| {
+            Err(ChatError::Tool {
+                index,
+                reason: reason.into(),
+            })
+        };
         if tool["type"].as_str().is_some_and(|kind| kind != "function") {
             return fail("only tools of type `function` can be called");
         }
@@ -129,7 +149,10 @@ mod tests {
     use super::*;
 
     fn reason(message: Value) -> String {
-        normalise(&[json!({"role": "user", "content": "a"}), message]).err().unwrap().to_string()
+        normalise(&[json!({"role": "user", "content": "a"}), message])
+            .err()
+            .unwrap()
+            .to_string()
     }
 
     #[test]
@@ -147,7 +170,10 @@ mod tests {
 
     #[test]
     fn refusals_name_the_message_and_the_remedy() {
-        assert_eq!(reason(json!({"role": "user"})), "messages[1]: a `user` message needs `content`");
+        assert_eq!(
+            reason(json!({"role": "user"})),
+            "messages[1]: a `user` message needs `content`"
+        );
         assert!(reason(json!("hi")).starts_with("messages[1]: must be an object"));
         assert!(
             reason(json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]})).contains("text parts")

@@ -24,6 +24,8 @@ pub mod tokenizer;
 pub mod tool_calls;
 
 #[cfg(test)]
+pub(crate) mod fixture;
+#[cfg(test)]
 mod tests;
 
 pub use detokenizer::Detokenizer;

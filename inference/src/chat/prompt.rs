@@ -109,7 +109,10 @@ impl ControlTokens {
                 return None;
             }
             let rest = &bytes[position..];
-            let token = self.tokens.iter().find(|token| rest.starts_with(token.literal.as_bytes()))?;
+            let token = self
+                .tokens
+                .iter()
+                .find(|token| rest.starts_with(token.literal.as_bytes()))?;
             Some((position, token))
         })
     }
@@ -132,11 +135,19 @@ impl ControlTokens {
             }
             if !segment.is_empty() {
                 let end = position + segment.len();
-                pieces.push(Piece { start: position, end, kind: PieceKind::Text(segment) });
+                pieces.push(Piece {
+                    start: position,
+                    end,
+                    kind: PieceKind::Text(segment),
+                });
             }
             let Some((start, token)) = found else { break };
             position = start + token.literal.len();
-            pieces.push(Piece { start, end: position, kind: PieceKind::Control(token.id) });
+            pieces.push(Piece {
+                start,
+                end: position,
+                kind: PieceKind::Control(token.id),
+            });
             strip_right = token.strip_right;
         }
         pieces
@@ -155,7 +166,10 @@ impl ControlTokens {
             Value::String(text) => Value::String(self.mask_text(text, mask)),
             Value::Array(items) => items.iter().map(|item| self.mask(item, mask)).collect(),
             Value::Object(fields) => Value::Object(
-                fields.iter().map(|(key, item)| (self.mask_text(key, mask), self.mask(item, mask))).collect(),
+                fields
+                    .iter()
+                    .map(|(key, item)| (self.mask_text(key, mask), self.mask(item, mask)))
+                    .collect(),
             ),
             other => other.clone(),
         }
@@ -181,7 +195,9 @@ fn contains(value: &Value, mask: char) -> bool {
     match value {
         Value::String(text) => text.contains(mask),
         Value::Array(items) => items.iter().any(|item| contains(item, mask)),
-        Value::Object(fields) => fields.iter().any(|(key, item)| key.contains(mask) || contains(item, mask)),
+        Value::Object(fields) => fields
+            .iter()
+            .any(|(key, item)| key.contains(mask) || contains(item, mask)),
         _ => false,
     }
 }
@@ -198,7 +214,11 @@ mod tests {
             strip_left: false,
             strip_right,
         };
-        ControlTokens::new(vec![token("<|im_end|>", 2, false), token("<|im_end|>x", 3, false), token("[S]", 4, true)])
+        ControlTokens::new(vec![
+            token("<|im_end|>", 2, false),
+            token("<|im_end|>x", 3, false),
+            token("[S]", 4, true),
+        ])
     }
 
     #[test]
@@ -212,7 +232,13 @@ mod tests {
             (23, 26, PieceKind::Control(4)),
             (29, 30, PieceKind::Text("c")),
         ];
-        assert_eq!(pieces.iter().map(|piece| (piece.start, piece.end, piece.kind)).collect::<Vec<_>>(), expected);
+        assert_eq!(
+            pieces
+                .iter()
+                .map(|piece| (piece.start, piece.end, piece.kind))
+                .collect::<Vec<_>>(),
+            expected
+        );
     }
 
     #[test]
@@ -222,7 +248,12 @@ mod tests {
         let mask = controls.choose_mask([&message]).unwrap();
         let masked = controls.mask(&message, mask);
         let prompt = Prompt::new(masked.to_string(), mask);
-        assert!(controls.split(prompt.masked()).iter().all(|piece| matches!(piece.kind, PieceKind::Text(_))));
+        assert!(
+            controls
+                .split(prompt.masked())
+                .iter()
+                .all(|piece| matches!(piece.kind, PieceKind::Text(_)))
+        );
         assert_eq!(prompt.text(), message.to_string());
     }
 

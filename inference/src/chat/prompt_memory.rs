@@ -26,7 +26,10 @@ pub struct MemoryLimits {
 
 impl Default for MemoryLimits {
     fn default() -> Self {
-        Self { max_bytes: 128 << 20, max_calls: 1 << 16 }
+        Self {
+            max_bytes: 128 << 20,
+            max_calls: 1 << 16,
+        }
     }
 }
 
@@ -82,7 +85,10 @@ pub struct FinishedAnswer<'a> {
 impl PromptMemory {
     /// An empty memory.
     pub fn new(limits: MemoryLimits) -> Self {
-        Self { limits, state: Mutex::default() }
+        Self {
+            limits,
+            state: Mutex::default(),
+        }
     }
 
     /// Gives calls that this server sampled their arguments back letter for letter, where the agent sends the same value written in
@@ -90,7 +96,9 @@ impl PromptMemory {
     pub fn restore_arguments(&self, messages: &mut [Value]) {
         let state = self.lock();
         for_each_call(messages, |call| {
-            let Some(sampled) = call["id"].as_str().and_then(|id| state.arguments.get(id)) else { return };
+            let Some(sampled) = call["id"].as_str().and_then(|id| state.arguments.get(id)) else {
+                return;
+            };
             let sent = &call["function"]["arguments"];
             let same = match sent {
                 Value::String(text) => text.as_str() == &**sampled || same_json(text, sampled),
@@ -120,7 +128,10 @@ impl PromptMemory {
         let mut rest = &pieces[pieces.partition_point(|piece| piece.start < length)..];
         // The model may have sampled the very token that the template puts next.
         if entry.turn_is_open
-            && let Some(Piece { kind: PieceKind::Control(next), .. }) = rest.first()
+            && let Some(Piece {
+                kind: PieceKind::Control(next),
+                ..
+            }) = rest.first()
             && token_ids.last() == Some(next)
         {
             rest = &rest[1..];
@@ -168,7 +179,9 @@ fn entry_of(tokenizer: &ChatTokenizer, finished: FinishedAnswer<'_>) -> Result<O
         return Ok(None);
     }
     let text = rendered.masked();
-    let Some(turn) = text.strip_prefix(prompt.masked()) else { return Ok(None) };
+    let Some(turn) = text.strip_prefix(prompt.masked()) else {
+        return Ok(None);
+    };
     let content = answer.content.as_deref().unwrap_or_default().trim();
     if !rendered.unmask(turn).contains(content) {
         return Ok(None);
@@ -177,9 +190,11 @@ fn entry_of(tokenizer: &ChatTokenizer, finished: FinishedAnswer<'_>) -> Result<O
     let ended = finished.sampled_ids.last().is_some_and(|last| stop_ids.contains(last));
     let beginning = prompt.masked().len();
     let pieces = tokenizer.split(text);
-    let end = pieces.iter().rev().take_while(|piece| piece.start >= beginning).find(
-        |piece| matches!(piece.kind, PieceKind::Control(id) if stop_ids.contains(&id)),
-    );
+    let end = pieces
+        .iter()
+        .rev()
+        .take_while(|piece| piece.start >= beginning)
+        .find(|piece| matches!(piece.kind, PieceKind::Control(id) if stop_ids.contains(&id)));
     // The end token that was sampled stands for the template's own; where none was sampled, none is taken as read.
     let (length, turn_is_open) = match end {
         Some(piece) if ended => (piece.end, false),
@@ -188,7 +203,14 @@ fn entry_of(tokenizer: &ChatTokenizer, finished: FinishedAnswer<'_>) -> Result<O
     };
     let token_ids = [finished.prompt_ids, finished.sampled_ids].concat().into();
     let call_ids = call_ids(&history);
-    Ok(Some(Entry { text: text[..length].into(), mask: prompt.mask(), call_ids, token_ids, turn_is_open, used: 0 }))
+    Ok(Some(Entry {
+        text: text[..length].into(),
+        mask: prompt.mask(),
+        call_ids,
+        token_ids,
+        turn_is_open,
+        used: 0,
+    }))
 }
 
 impl State {
@@ -238,7 +260,9 @@ impl State {
         self.by_use.insert(entry.used, hash);
         same_text.push(entry);
         while self.bytes > max_bytes {
-            let Some((used, hash)) = self.by_use.pop_first() else { break };
+            let Some((used, hash)) = self.by_use.pop_first() else {
+                break;
+            };
             if let Some(entries) = self.entries.get_mut(&hash) {
                 let gone = entries.extract_if(.., |entry| entry.used == used);
                 self.bytes -= gone.map(|entry| entry.bytes()).sum::<usize>();
@@ -260,8 +284,13 @@ impl Entry {
 
 /// Where a remembered text can end: before and after each control token, and at the end; ascending, without repeats.
 fn boundaries(pieces: &[Piece<'_>], length: usize) -> impl Iterator<Item = usize> {
-    let controls = pieces.iter().filter(|piece| matches!(piece.kind, PieceKind::Control(_)));
-    let mut positions: Vec<usize> = controls.flat_map(|piece| [piece.start, piece.end]).chain([length]).collect();
+    let controls = pieces
+        .iter()
+        .filter(|piece| matches!(piece.kind, PieceKind::Control(_)));
+    let mut positions: Vec<usize> = controls
+        .flat_map(|piece| [piece.start, piece.end])
+        .chain([length])
+        .collect();
     positions.dedup();
     positions.into_iter()
 }
@@ -274,7 +303,10 @@ struct Hash {
 
 impl Default for Hash {
     fn default() -> Self {
-        Self { value: 0xcbf2_9ce4_8422_2325, length: 0 }
+        Self {
+            value: 0xcbf2_9ce4_8422_2325,
+            length: 0,
+        }
     }
 }
 
@@ -290,12 +322,21 @@ impl Hash {
 
 /// Ids of the tool calls in a history, in their order.
 fn call_ids(messages: &[Value]) -> Vec<String> {
-    let calls = messages.iter().filter_map(|message| message["tool_calls"].as_array()).flatten();
-    calls.filter_map(|call| call["id"].as_str()).map(str::to_owned).collect()
+    let calls = messages
+        .iter()
+        .filter_map(|message| message["tool_calls"].as_array())
+        .flatten();
+    calls
+        .filter_map(|call| call["id"].as_str())
+        .map(str::to_owned)
+        .collect()
 }
 
 fn same_json(left: &str, right: &str) -> bool {
-    match (serde_json::from_str::<Value>(left), serde_json::from_str::<Value>(right)) {
+    match (
+        serde_json::from_str::<Value>(left),
+        serde_json::from_str::<Value>(right),
+    ) {
         (Ok(left), Ok(right)) => left == right,
         _ => false,
     }

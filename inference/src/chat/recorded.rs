@@ -17,7 +17,9 @@ impl ChatTokenizer {
     /// [`ChatError::Recorded`] where request or response isn't a chat completion's, or the template doesn't keep the answer.
     pub fn tokenize_call(&self, request: &Value, response: &Value) -> Result<(Vec<u32>, Vec<u32>), ChatError> {
         let fail = |reason: &str| ChatError::Recorded(reason.to_owned());
-        let messages = request["messages"].as_array().ok_or_else(|| fail("the request has no `messages`"))?;
+        let messages = request["messages"]
+            .as_array()
+            .ok_or_else(|| fail("the request has no `messages`"))?;
         let choice = &response["choices"][0];
         let answer = choice.get("message").filter(|message| message.is_object());
         let answer = answer.ok_or_else(|| fail("the response has no `choices[0].message`"))?;
@@ -32,11 +34,15 @@ impl ChatTokenizer {
         });
         let tools = request["tools"].as_array().map(Vec::as_slice);
         let mask = self.choose_mask(&history, tools)?;
-        let (_, messages) = history.split_last().ok_or_else(|| fail("the request has no `messages`"))?;
+        let (_, messages) = history
+            .split_last()
+            .ok_or_else(|| fail("the request has no `messages`"))?;
         let prompt = self.prompt_with_mask(messages, tools, true, mask)?;
         let whole = self.prompt_with_mask(&history, tools, false, mask)?;
         if !whole.masked().starts_with(prompt.masked()) {
-            return Err(fail("the model's template renders the answer in another way than it opens the turn"));
+            return Err(fail(
+                "the model's template renders the answer in another way than it opens the turn",
+            ));
         }
 
         let mut breaks = vec![0];
@@ -54,9 +60,10 @@ impl ChatTokenizer {
 
         let turn = &whole.masked()[prompt.masked().len()..];
         let pieces = self.split(turn);
-        let end = pieces.iter().rev().find(
-            |piece| matches!(piece.kind, PieceKind::Control(id) if self.stop_token_ids().contains(&id)),
-        );
+        let end = pieces
+            .iter()
+            .rev()
+            .find(|piece| matches!(piece.kind, PieceKind::Control(id) if self.stop_token_ids().contains(&id)));
         let cut_off = choice["finish_reason"] == "length";
         let length = end.map_or(turn.len(), |piece| if cut_off { piece.start } else { piece.end });
         let mut answer_ids = Vec::new();

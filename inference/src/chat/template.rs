@@ -33,7 +33,11 @@ impl ChatTemplate {
         special_tokens: BTreeMap<String, String>,
     ) -> Result<Self, ChatError> {
         let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(template_error)?;
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()
+            .map_err(template_error)?;
         environment.set_syntax(syntax);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", to_json);
@@ -41,13 +45,20 @@ impl ChatTemplate {
         environment.add_function("strftime_now", strftime_now);
         for name in [DEFAULT, TOOL_USE] {
             if let Some(source) = sources.get(name) {
-                environment.add_template_owned(name, without_generation_tags(source)).map_err(template_error)?;
+                environment
+                    .add_template_owned(name, without_generation_tags(source))
+                    .map_err(template_error)?;
             }
         }
         let template = environment.get_template(DEFAULT).map_err(|_| ChatError::NoTemplate)?;
         let mentions_tools = template.undeclared_variables(false).contains("tools");
         let has_tool_use = sources.contains_key(TOOL_USE);
-        Ok(Self { environment, has_tool_use, mentions_tools: mentions_tools || has_tool_use, special_tokens })
+        Ok(Self {
+            environment,
+            has_tool_use,
+            mentions_tools: mentions_tools || has_tool_use,
+            special_tokens,
+        })
     }
 
     /// Whether the template renders tool definitions by itself.
@@ -65,16 +76,28 @@ impl ChatTemplate {
         tools: Option<&[Value]>,
         add_generation_prompt: bool,
     ) -> Result<String, ChatError> {
-        let name = if tools.is_some() && self.has_tool_use { TOOL_USE } else { DEFAULT };
+        let name = if tools.is_some() && self.has_tool_use {
+            TOOL_USE
+        } else {
+            DEFAULT
+        };
         let template = self.environment.get_template(name).map_err(template_error)?;
-        let mut variables: Vec<(String, TemplateValue)> =
-            self.special_tokens.iter().map(|(key, text)| (key.clone(), TemplateValue::from(text))).collect();
+        let mut variables: Vec<(String, TemplateValue)> = self
+            .special_tokens
+            .iter()
+            .map(|(key, text)| (key.clone(), TemplateValue::from(text)))
+            .collect();
         variables.push(("messages".into(), messages.iter().map(to_template_value).collect()));
         let tools = tools.map(|tools| tools.iter().map(to_template_value).collect::<TemplateValue>());
         variables.push(("tools".into(), tools.unwrap_or_else(|| TemplateValue::from(()))));
         variables.push(("documents".into(), TemplateValue::from(())));
-        variables.push(("add_generation_prompt".into(), TemplateValue::from(add_generation_prompt)));
-        template.render(TemplateValue::from_pairs(variables)).map_err(template_error)
+        variables.push((
+            "add_generation_prompt".into(),
+            TemplateValue::from(add_generation_prompt),
+        ));
+        template
+            .render(TemplateValue::from_pairs(variables))
+            .map_err(template_error)
     }
 }
 
@@ -112,8 +135,12 @@ fn raise_exception(message: String) -> Result<String, Error> {
 
 fn strftime_now(format: String) -> Result<String, Error> {
     let now = jiff::ZonedDateTime::now();
-    jiff::fmt::strtime::format(&format, &now)
-        .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now(`{format}`): {error}")))
+    jiff::fmt::strtime::format(&format, &now).map_err(|error| {
+        Error::new(
+            ErrorKind::InvalidOperation,
+            format!("strftime_now(`{format}`): {error}"),
+        )
+    })
 }
 
 fn to_json(value: &TemplateValue, options: Kwargs) -> Result<String, Error> {
@@ -151,7 +178,12 @@ fn to_template_value(value: &Value) -> TemplateValue {
 }
 
 fn to_json_value(value: &TemplateValue) -> Result<Value, Error> {
-    let unserialisable = || Error::new(ErrorKind::InvalidOperation, format!("tojson can't write a {}", value.kind()));
+    let unserialisable = || {
+        Error::new(
+            ErrorKind::InvalidOperation,
+            format!("tojson can't write a {}", value.kind()),
+        )
+    };
     Ok(match value.kind() {
         ValueKind::None => Value::Null,
         ValueKind::Bool => Value::Bool(value.is_true()),
@@ -161,9 +193,12 @@ fn to_json_value(value: &TemplateValue) -> Result<Value, Error> {
         },
         ValueKind::Number => Value::from(f64::try_from(value.clone())?),
         ValueKind::String => Value::from(value.as_str().unwrap_or_default()),
-        ValueKind::Seq | ValueKind::Iterable => {
-            Value::Array(value.try_iter()?.map(|item| to_json_value(&item)).collect::<Result<_, _>>()?)
-        }
+        ValueKind::Seq | ValueKind::Iterable => Value::Array(
+            value
+                .try_iter()?
+                .map(|item| to_json_value(&item))
+                .collect::<Result<_, _>>()?,
+        ),
         ValueKind::Map => {
             let mut fields = serde_json::Map::new();
             for key in value.try_iter()? {
@@ -208,8 +243,13 @@ mod tests {
 
     #[test]
     fn exceptions_reach_the_caller_in_the_templates_words() {
-        let error = render("{{ raise_exception('roles must alternate') }}", &[], None).err().unwrap();
-        assert_eq!(error.to_string(), "the chat template can't render these messages: roles must alternate");
+        let error = render("{{ raise_exception('roles must alternate') }}", &[], None)
+            .err()
+            .unwrap();
+        assert_eq!(
+            error.to_string(),
+            "the chat template can't render these messages: roles must alternate"
+        );
     }
 
     #[test]

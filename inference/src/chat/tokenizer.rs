@@ -62,18 +62,29 @@ impl ChatTokenizer {
     }
 
     fn from_parts(parts: Parts, source: &Path) -> Result<Self, ChatError> {
-        let Parts { mut tokenizer, controls, templates, special_tokens, stop_token_ids, sampling_defaults, prepend } =
-            parts;
-        let fail = |reason: String| ChatError::Tokenizer { path: source.to_owned(), reason };
+        let Parts {
+            mut tokenizer,
+            controls,
+            templates,
+            special_tokens,
+            stop_token_ids,
+            sampling_defaults,
+            prepend,
+        } = parts;
+        let fail = |reason: String| ChatError::Tokenizer {
+            path: source.to_owned(),
+            reason,
+        };
         let vocab_size = tokenizer.get_vocab_size(true);
         tokenizer.set_encode_special_tokens(true);
-        let (mut text_prefix, text_suffix) =
-            post_processing(&tokenizer).map_err(|error| fail(error.to_string()))?;
+        let (mut text_prefix, text_suffix) = post_processing(&tokenizer).map_err(|error| fail(error.to_string()))?;
         if text_prefix.is_empty() {
             text_prefix = prepend;
         }
         let lead = format!("\u{F0000}{}\u{F0000}", uuid::Uuid::now_v7().simple());
-        let lead = is_position_dependent(&tokenizer, &lead).map_err(|error| fail(error.to_string()))?.then_some(lead);
+        let lead = is_position_dependent(&tokenizer, &lead)
+            .map_err(|error| fail(error.to_string()))?
+            .then_some(lead);
         if let Some(lead) = &lead {
             add_lead(&mut tokenizer, lead).map_err(|error| fail(error.to_string()))?;
         }
@@ -165,7 +176,10 @@ impl ChatTokenizer {
         add_generation_prompt: bool,
     ) -> Result<Rendered, ChatError> {
         let prompt = self.prompt(messages, tools, add_generation_prompt)?;
-        Ok(Rendered { text: prompt.text(), token_ids: self.encode_prompt(&prompt)? })
+        Ok(Rendered {
+            text: prompt.text(),
+            token_ids: self.encode_prompt(&prompt)?,
+        })
     }
 
     /// As [`ChatTokenizer::render`], before encoding.
@@ -178,7 +192,12 @@ impl ChatTokenizer {
         tools: Option<&[Value]>,
         add_generation_prompt: bool,
     ) -> Result<Prompt, ChatError> {
-        self.prompt_with_mask(messages, tools, add_generation_prompt, self.choose_mask(messages, tools)?)
+        self.prompt_with_mask(
+            messages,
+            tools,
+            add_generation_prompt,
+            self.choose_mask(messages, tools)?,
+        )
     }
 
     /// A mask character that these messages and tools leave free.
@@ -200,7 +219,10 @@ impl ChatTokenizer {
         let tools = tools.filter(|tools| !tools.is_empty());
         messages::check_tools(tools.unwrap_or_default())?;
         let messages = messages::normalise(messages)?;
-        let mut messages: Vec<Value> = messages.iter().map(|message| self.controls.mask(message, mask)).collect();
+        let mut messages: Vec<Value> = messages
+            .iter()
+            .map(|message| self.controls.mask(message, mask))
+            .collect();
         let tools: Option<Vec<Value>> =
             tools.map(|tools| tools.iter().map(|tool| self.controls.mask(tool, mask)).collect());
         let text = if template.mentions_tools() {
@@ -254,10 +276,18 @@ impl ChatTokenizer {
         let fail = |error: tokenizers::Error| ChatError::Encode(error.to_string());
         match &self.lead {
             Some(lead) if !at_beginning => {
-                let encoding = self.tokenizer.encode_fast(format!("{lead}{text}"), false).map_err(fail)?;
+                let encoding = self
+                    .tokenizer
+                    .encode_fast(format!("{lead}{text}"), false)
+                    .map_err(fail)?;
                 Ok(encoding.get_ids().get(1..).unwrap_or_default().to_vec())
             }
-            _ => Ok(self.tokenizer.encode_fast(text, false).map_err(fail)?.get_ids().to_vec()),
+            _ => Ok(self
+                .tokenizer
+                .encode_fast(text, false)
+                .map_err(fail)?
+                .get_ids()
+                .to_vec()),
         }
     }
 }
@@ -266,7 +296,10 @@ impl ChatTokenizer {
 fn post_processing(tokenizer: &Tokenizer) -> tokenizers::Result<(Vec<u32>, Vec<u32>)> {
     let plain = tokenizer.encode_fast("a", false)?.get_ids().to_vec();
     let processed = tokenizer.encode_fast("a", true)?.get_ids().to_vec();
-    let start = processed.windows(plain.len().max(1)).position(|window| window == plain).unwrap_or(0);
+    let start = processed
+        .windows(plain.len().max(1))
+        .position(|window| window == plain)
+        .unwrap_or(0);
     let end = (start + plain.len()).min(processed.len());
     Ok((processed[..start].to_vec(), processed[end..].to_vec()))
 }
@@ -280,5 +313,7 @@ fn is_position_dependent(tokenizer: &Tokenizer, lead: &str) -> tokenizers::Resul
 }
 
 fn add_lead(tokenizer: &mut Tokenizer, lead: &str) -> tokenizers::Result<()> {
-    tokenizer.add_tokens([AddedToken::from(lead, false).normalized(false)]).map(drop)
+    tokenizer
+        .add_tokens([AddedToken::from(lead, false).normalized(false)])
+        .map(drop)
 }

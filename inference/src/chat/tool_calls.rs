@@ -110,7 +110,10 @@ impl ToolCallParser {
             } else if let Some(end) = inner.find(CALL_CLOSE) {
                 // An unbalanced quote hid the closing tag; what follows it may be a proper call.
                 let end = end + CALL_CLOSE.len();
-                self.emit_content(&format!("{}{CALL_OPEN}{}", open.space_before, &inner[..end]), &mut events);
+                self.emit_content(
+                    &format!("{}{CALL_OPEN}{}", open.space_before, &inner[..end]),
+                    &mut events,
+                );
                 self.buffer = inner[end..].to_owned();
                 while self.advance(&mut events) {}
             } else {
@@ -138,7 +141,10 @@ impl ToolCallParser {
             let before = std::mem::replace(&mut self.buffer, rest);
             let before = &before[..start];
             let text = before.trim_end();
-            self.open = Some(OpenCall { space_before: before[text.len()..].to_owned(), ..OpenCall::default() });
+            self.open = Some(OpenCall {
+                space_before: before[text.len()..].to_owned(),
+                ..OpenCall::default()
+            });
             self.emit_content(text, events);
             return true;
         }
@@ -170,7 +176,11 @@ impl ToolCallParser {
 
     fn emit_content(&mut self, text: &str, events: &mut Vec<ParserEvent>) {
         // Behind calls, white space only separates; it becomes content only after content.
-        let text = if self.has_calls && !self.has_content { text.trim_start() } else { text };
+        let text = if self.has_calls && !self.has_content {
+            text.trim_start()
+        } else {
+            text
+        };
         if text.is_empty() {
             return;
         }
@@ -210,13 +220,19 @@ impl OpenCall {
 
 /// Length of the end of `text` that a call could still begin in: white space and a part of the opening tag.
 fn undecided(text: &str) -> usize {
-    let tag = (1..CALL_OPEN.len()).rev().find(|length| text.ends_with(&CALL_OPEN[..*length])).unwrap_or(0);
+    let tag = (1..CALL_OPEN.len())
+        .rev()
+        .find(|length| text.ends_with(&CALL_OPEN[..*length]))
+        .unwrap_or(0);
     let before = &text[..text.len() - tag];
     tag + before.len() - before.trim_end().len()
 }
 
 fn without_partial_close(text: &str) -> &str {
-    let partial = (1..CALL_CLOSE.len()).rev().find(|length| text.ends_with(&CALL_CLOSE[..*length])).unwrap_or(0);
+    let partial = (1..CALL_CLOSE.len())
+        .rev()
+        .find(|length| text.ends_with(&CALL_CLOSE[..*length]))
+        .unwrap_or(0);
     &text[..text.len() - partial]
 }
 

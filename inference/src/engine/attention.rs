@@ -25,7 +25,11 @@ pub(super) struct Heads {
 
 impl Heads {
     pub(super) fn of(config: &ModelConfig) -> Self {
-        Self { n_heads: config.n_heads, n_kv_heads: config.n_kv_heads, head_dim: config.head_dim }
+        Self {
+            n_heads: config.n_heads,
+            n_kv_heads: config.n_kv_heads,
+            head_dim: config.head_dim,
+        }
     }
 
     /// Query heads that share a kv head.
@@ -91,24 +95,66 @@ mod tests {
     fn direct_and_gathered_attention_agree() {
         let options = (Kind::Float, Device::Cpu);
         for heads in [
-            Heads { n_heads: 9, n_kv_heads: 3, head_dim: 64 },
-            Heads { n_heads: 4, n_kv_heads: 4, head_dim: 32 },
-            Heads { n_heads: 8, n_kv_heads: 1, head_dim: 16 },
+            Heads {
+                n_heads: 9,
+                n_kv_heads: 3,
+                head_dim: 64,
+            },
+            Heads {
+                n_heads: 4,
+                n_kv_heads: 4,
+                head_dim: 32,
+            },
+            Heads {
+                n_heads: 8,
+                n_kv_heads: 1,
+                head_dim: 16,
+            },
         ] {
             tch::manual_seed(5);
             let size = [64 * BLOCK_SIZE as i64, heads.n_kv_heads, heads.head_dim];
             let pool = || (0..2).map(|_| Tensor::randn(size, options)).collect::<Vec<_>>();
-            let mut direct_cache = KvCache { keys: pool(), values: pool() };
+            let mut direct_cache = KvCache {
+                keys: pool(),
+                values: pool(),
+            };
             let copies = |tensors: &[Tensor]| tensors.iter().map(Tensor::copy).collect::<Vec<_>>();
-            let mut gathered_cache = KvCache { keys: copies(&direct_cache.keys), values: copies(&direct_cache.values) };
+            let mut gathered_cache = KvCache {
+                keys: copies(&direct_cache.keys),
+                values: copies(&direct_cache.values),
+            };
             let blocks: Vec<BlockId> = (0..64).map(|index| (index * 37) % 64).collect();
             let segments = [
-                Segment { rows: 0..1, start: 0, blocks: &blocks[..1] },
-                Segment { rows: 1..2, start: 200, blocks: &blocks[1..14] },
-                Segment { rows: 2..5, start: 14, blocks: &blocks[14..16] },
-                Segment { rows: 5..75, start: 0, blocks: &blocks[16..22] },
-                Segment { rows: 75..175, start: 33, blocks: &blocks[22..32] },
-                Segment { rows: 175..176, start: 15, blocks: &blocks[32..34] },
+                Segment {
+                    rows: 0..1,
+                    start: 0,
+                    blocks: &blocks[..1],
+                },
+                Segment {
+                    rows: 1..2,
+                    start: 200,
+                    blocks: &blocks[1..14],
+                },
+                Segment {
+                    rows: 2..5,
+                    start: 14,
+                    blocks: &blocks[14..16],
+                },
+                Segment {
+                    rows: 5..75,
+                    start: 0,
+                    blocks: &blocks[16..22],
+                },
+                Segment {
+                    rows: 75..175,
+                    start: 33,
+                    blocks: &blocks[22..32],
+                },
+                Segment {
+                    rows: 175..176,
+                    start: 15,
+                    blocks: &blocks[32..34],
+                },
             ];
             for n_segments in [2, 6] {
                 let segments = &segments[..n_segments];
@@ -118,10 +164,16 @@ mod tests {
                 for layer in 0..2 {
                     // Queries as a view of wider rows, as they come out of one matrix product.
                     let qkv = Tensor::randn([n_rows, heads.n_heads + 2 * heads.n_kv_heads, heads.head_dim], options);
-                    let (q, k) = (qkv.narrow(1, 0, heads.n_heads), qkv.narrow(1, heads.n_heads, heads.n_kv_heads));
+                    let (q, k) = (
+                        qkv.narrow(1, 0, heads.n_heads),
+                        qkv.narrow(1, heads.n_heads, heads.n_kv_heads),
+                    );
                     let v = qkv.narrow(1, heads.n_heads + heads.n_kv_heads, heads.n_kv_heads);
                     let difference = direct.attend(layer, &q, &k, &v) - gathered.attend(layer, &q, &k, &v);
-                    assert!(difference.abs().max().double_value(&[]) < 1e-5, "{heads:?} {n_segments} {layer}");
+                    assert!(
+                        difference.abs().max().double_value(&[]) < 1e-5,
+                        "{heads:?} {n_segments} {layer}"
+                    );
                 }
             }
             for (direct, gathered) in direct_cache.keys.iter().zip(&gathered_cache.keys) {

@@ -43,7 +43,10 @@ impl EngineConfig {
         }
         if self.max_batch_tokens < self.max_sequences.max(BLOCK_SIZE) {
             let least = self.max_sequences.max(BLOCK_SIZE);
-            return refuse("max_batch_tokens", format!("must be at least {least} (one token a sequence, one block)"));
+            return refuse(
+                "max_batch_tokens",
+                format!("must be at least {least} (one token a sequence, one block)"),
+            );
         }
         if self.kv_cache_tokens < 2 * BLOCK_SIZE {
             return refuse("kv_cache_tokens", format!("must be at least {}", 2 * BLOCK_SIZE));
@@ -51,7 +54,10 @@ impl EngineConfig {
         self.kv_cache_tokens -= self.kv_cache_tokens % BLOCK_SIZE;
         self.max_model_len = self.max_model_len.min(max_position).min(self.kv_cache_tokens);
         if self.max_model_len < 2 {
-            return refuse("max_model_len", "must be at least 2 (a token of prompt, a token of answer)".into());
+            return refuse(
+                "max_model_len",
+                "must be at least 2 (a token of prompt, a token of answer)".into(),
+            );
         }
         Ok(self)
     }

@@ -41,7 +41,13 @@ pub(super) fn supports(head_dim: usize) -> bool {
 }
 
 /// Computes a piece into `answer` `[n_queries, head_dim + 2]`. `scores` is scratch.
-pub(super) fn attend(set: InstructionSet, piece: &Piece<'_>, head_dim: usize, scores: &mut Vec<f32>, answer: &mut [f32]) {
+pub(super) fn attend(
+    set: InstructionSet,
+    piece: &Piece<'_>,
+    head_dim: usize,
+    scores: &mut Vec<f32>,
+    answer: &mut [f32],
+) {
     let len = piece.positions.len();
     scores.clear();
     // Two query heads at a time keep their sums in registers also where these are few.
@@ -96,7 +102,13 @@ impl<const G: usize> Kernel for Few<'_, G> {
 /// `C` registers make up a head.
 #[inline(always)]
 fn few<V: Lanes, const G: usize, const C: usize>(work: Work<'_>) {
-    let Work { queries, piece, head_dim, scores, answer } = work;
+    let Work {
+        queries,
+        piece,
+        head_dim,
+        scores,
+        answer,
+    } = work;
     let len = piece.positions.len();
     let scores_stride = len.next_multiple_of(16);
     let scale = 1.0 / (head_dim as f32).sqrt();
@@ -165,7 +177,9 @@ pub(super) fn merge(answers: &[f32], n_queries: usize, head_dim: usize, out: &mu
     for (g, out) in out.chunks_exact_mut(head_dim).enumerate() {
         let of_head = |answer: usize| &answers[answer * answer_len + g * (head_dim + 2)..][..head_dim + 2];
         let n_answers = answers.len() / answer_len;
-        let largest = (0..n_answers).map(|answer| of_head(answer)[head_dim + 1]).fold(f32::NEG_INFINITY, f32::max);
+        let largest = (0..n_answers)
+            .map(|answer| of_head(answer)[head_dim + 1])
+            .fold(f32::NEG_INFINITY, f32::max);
         let mut sum = 0.0;
         out.fill(0.0);
         for answer in 0..n_answers {
@@ -203,7 +217,12 @@ mod tests {
         };
         let dot = |position: usize| -> f64 {
             let key = row(piece.keys, position);
-            query.iter().zip(key).map(|(&q, k)| f64::from(q) * f64::from(k)).sum::<f64>() / (query.len() as f64).sqrt()
+            query
+                .iter()
+                .zip(key)
+                .map(|(&q, k)| f64::from(q) * f64::from(k))
+                .sum::<f64>()
+                / (query.len() as f64).sqrt()
         };
         let weights: Vec<f64> = piece.positions.clone().map(|position| dot(position).exp()).collect();
         let sum: f64 = weights.iter().sum();
@@ -227,8 +246,14 @@ mod tests {
                 for set in InstructionSet::available() {
                     let piece = |positions| Piece {
                         queries: &queries,
-                        keys: PagedRows { floats: &keys, slot_len },
-                        values: PagedRows { floats: &values, slot_len },
+                        keys: PagedRows {
+                            floats: &keys,
+                            slot_len,
+                        },
+                        values: PagedRows {
+                            floats: &values,
+                            slot_len,
+                        },
                         head_offset: head_dim,
                         blocks: &blocks,
                         positions,
@@ -243,7 +268,10 @@ mod tests {
                     merge(&answers, n_queries, head_dim, &mut out);
                     for (query, out) in queries.chunks_exact(head_dim).zip(out.chunks_exact(head_dim)) {
                         for (expected, &out) in expected(query, &piece(0..len)).into_iter().zip(out) {
-                            assert!((expected - f64::from(out)).abs() < 2e-5, "{set:?} {head_dim} {n_queries} {len}");
+                            assert!(
+                                (expected - f64::from(out)).abs() < 2e-5,
+                                "{set:?} {head_dim} {n_queries} {len}"
+                            );
                         }
                     }
                 }

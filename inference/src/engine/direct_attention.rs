@@ -22,7 +22,8 @@ const PARTS_PER_THREAD: usize = 4;
 /// No piece is cut shorter than this many positions.
 const MIN_PIECE: usize = 64;
 
-const VIEWABLE: &str = "float32 on the CPU with rows in one piece, since `StepAttention` and `row_contiguous` see to it";
+const VIEWABLE: &str =
+    "float32 on the CPU with rows in one piece, since `StepAttention` and `row_contiguous` see to it";
 
 /// The attention of one step.
 pub(super) struct DirectAttention<'a> {
@@ -71,7 +72,11 @@ impl<'a> DirectAttention<'a> {
                 continue;
             }
             for (offset, row) in segment.rows.clone().enumerate() {
-                rows.push(QueryRow { row, segment: index, kv_len: segment.start + offset + 1 });
+                rows.push(QueryRow {
+                    row,
+                    segment: index,
+                    kv_len: segment.start + offset + 1,
+                });
             }
         }
         let plan = Plan::new(&rows, heads.n_kv_heads as usize, team.n_threads());
@@ -81,7 +86,17 @@ impl<'a> DirectAttention<'a> {
                 vec![0.0; pieces.len() * answer_len(heads.n_queries() as usize, heads.head_dim as usize)]
             }
         };
-        Self { heads, cache, segments, rows, plan, runs, team, set: InstructionSet::best(), answers }
+        Self {
+            heads,
+            cache,
+            segments,
+            rows,
+            plan,
+            runs,
+            team,
+            set: InstructionSet::best(),
+            answers,
+        }
     }
 
     fn write_cache(&mut self, layer: usize, k: &Rows<'_>, v: &Rows<'_>) {
@@ -106,11 +121,19 @@ impl Plan {
         let n_cuts = n_parts.div_ceil((rows.len() * n_kv_heads).max(1));
         let mut pieces = Vec::new();
         for (index, row) in rows.iter().enumerate() {
-            let n_cuts = if n_threads == 1 { 1 } else { n_cuts.min(row.kv_len / MIN_PIECE).max(1) };
+            let n_cuts = if n_threads == 1 {
+                1
+            } else {
+                n_cuts.min(row.kv_len / MIN_PIECE).max(1)
+            };
             for kv_head in 0..n_kv_heads {
                 for cut in 0..n_cuts {
                     let positions = cut * row.kv_len / n_cuts..(cut + 1) * row.kv_len / n_cuts;
-                    pieces.push(PieceSpec { row: index, kv_head, positions });
+                    pieces.push(PieceSpec {
+                        row: index,
+                        kv_head,
+                        positions,
+                    });
                 }
             }
         }
@@ -145,7 +168,14 @@ struct LayerView<'a> {
 }
 
 impl LayerView<'_> {
-    fn attend(&self, row: &QueryRow, kv_head: usize, positions: Range<usize>, scores: &mut Vec<f32>, answer: &mut [f32]) {
+    fn attend(
+        &self,
+        row: &QueryRow,
+        kv_head: usize,
+        positions: Range<usize>,
+        scores: &mut Vec<f32>,
+        answer: &mut [f32],
+    ) {
         let group_len = self.n_queries * self.head_dim;
         let piece = Piece {
             queries: &self.queries.row(row.row)[kv_head * group_len..(kv_head + 1) * group_len],
@@ -176,8 +206,14 @@ impl Attention for DirectAttention<'_> {
         let slot_len = self.heads.n_kv_heads as usize * head_dim;
         let view = LayerView {
             queries,
-            keys: PagedRows { floats: keys.floats(), slot_len },
-            values: PagedRows { floats: values.floats(), slot_len },
+            keys: PagedRows {
+                floats: keys.floats(),
+                slot_len,
+            },
+            values: PagedRows {
+                floats: values.floats(),
+                slot_len,
+            },
             segments: self.segments,
             n_queries,
             head_dim,
@@ -201,7 +237,12 @@ impl Attention for DirectAttention<'_> {
                     let answers = &self.answers[first * answer_len..(first + group.len()) * answer_len];
                     let out = out_rows.row_mut(self.rows[group[0].row].row);
                     let group_len = n_queries * head_dim;
-                    merge(answers, n_queries, head_dim, &mut out[group[0].kv_head * group_len..][..group_len]);
+                    merge(
+                        answers,
+                        n_queries,
+                        head_dim,
+                        &mut out[group[0].kv_head * group_len..][..group_len],
+                    );
                     first += group.len();
                 }
             }
@@ -212,7 +253,11 @@ impl Attention for DirectAttention<'_> {
 
 /// The tensor itself where the elements of each row lie side by side, else a copy in which they do.
 fn row_contiguous(tensor: &Tensor) -> Tensor {
-    if Rows::of(tensor).is_some() { tensor.shallow_clone() } else { tensor.to_kind(Kind::Float).contiguous() }
+    if Rows::of(tensor).is_some() {
+        tensor.shallow_clone()
+    } else {
+        tensor.to_kind(Kind::Float).contiguous()
+    }
 }
 
 /// A thread's share of [`Plan::Rows`].
@@ -249,7 +294,9 @@ fn split_rows<'a>(
     let mut at = 0;
     for part in parts {
         let rows = &rows[part.clone()];
-        let (Some(first), Some(last)) = (rows.first(), rows.last()) else { continue };
+        let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
+            continue;
+        };
         let (_, from_first) = out.split_at_mut((first.row - at) * width);
         let (of_part, rest) = from_first.split_at_mut((last.row + 1 - first.row) * width);
         split.push(RowsPart { rows, out: of_part });

@@ -20,7 +20,9 @@ pub enum EngineError {
     #[error("the prompt is empty, send at least one token")]
     EmptyPrompt,
     /// The prompt leaves no room for an answer.
-    #[error("the prompt has {n_tokens} tokens and this model's limit is {max_model_len} with the answer, shorten the prompt")]
+    #[error(
+        "the prompt has {n_tokens} tokens and this model's limit is {max_model_len} with the answer, shorten the prompt"
+    )]
     PromptTooLong {
         /// Tokens of the prompt.
         n_tokens: usize,

@@ -44,26 +44,43 @@ impl Run {
             Tensor::from_slice(&slots).to_device(device)
         });
         let last_seen = Tensor::arange_start(segment.start as i64, kv_len, (Kind::Int64, device)).unsqueeze(1);
-        let later = Tensor::arange(kv_len, (Kind::Int64, device)).unsqueeze(0).greater_tensor(&last_seen);
+        let later = Tensor::arange(kv_len, (Kind::Int64, device))
+            .unsqueeze(0)
+            .greater_tensor(&last_seen);
         let mask = Tensor::zeros([n_rows, kv_len], (kind, device)).masked_fill(&later, f64::NEG_INFINITY);
-        Self { first_row: segment.rows.start as i64, n_rows, gather, mask: mask.repeat([heads.n_queries(), 1]) }
+        Self {
+            first_row: segment.rows.start as i64,
+            n_rows,
+            gather,
+            mask: mask.repeat([heads.n_queries(), 1]),
+        }
     }
 
     /// Writes the run's rows of `out` `[tokens, n_heads * head_dim]`. `k`, `v` are the step's, `keys`, `values` the layer's cache.
     pub(super) fn attend(&self, heads: Heads, [q, k, v]: [&Tensor; 3], [keys, values]: [&Tensor; 2], out: &Tensor) {
-        let Heads { n_heads, n_kv_heads, head_dim } = heads;
+        let Heads {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+        } = heads;
         let rows = |tensor: &Tensor| tensor.narrow(0, self.first_row, self.n_rows);
         let (k, v) = match &self.gather {
             Some(gather) => (keys.index_select(0, gather), values.index_select(0, gather)),
             None => (rows(k), rows(v)),
         };
         // The query heads that share a kv head become rows of it: [n_kv_heads, n_queries * n_rows, head_dim].
-        let q = rows(q).reshape([self.n_rows, n_kv_heads, heads.n_queries(), head_dim]).permute([1, 2, 0, 3]);
+        let q = rows(q)
+            .reshape([self.n_rows, n_kv_heads, heads.n_queries(), head_dim])
+            .permute([1, 2, 0, 3]);
         let q = q.reshape([1, n_kv_heads, heads.n_queries() * self.n_rows, head_dim]);
         let (k, v) = (k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0));
         let attended = Tensor::scaled_dot_product_attention(&q, &k, &v, Some(&self.mask), 0.0, false, None, false);
-        let attended = attended.reshape([n_kv_heads, heads.n_queries(), self.n_rows, head_dim]).permute([2, 0, 1, 3]);
-        rows(out).view([self.n_rows, n_kv_heads, n_heads / n_kv_heads, head_dim]).copy_(&attended);
+        let attended = attended
+            .reshape([n_kv_heads, heads.n_queries(), self.n_rows, head_dim])
+            .permute([2, 0, 1, 3]);
+        rows(out)
+            .view([self.n_rows, n_kv_heads, n_heads / n_kv_heads, head_dim])
+            .copy_(&attended);
     }
 }
 
@@ -79,7 +96,10 @@ impl<'a> GatheredAttention<'a> {
             cache,
             slots: Tensor::from_slice(&of_rows).to_device(options.1),
             single: SingleRows::new(&single, options),
-            runs: runs.into_iter().map(|segment| Run::new(heads, segment, options)).collect(),
+            runs: runs
+                .into_iter()
+                .map(|segment| Run::new(heads, segment, options))
+                .collect(),
         }
     }
 }
@@ -97,7 +117,9 @@ impl SingleRows {
         }
         let lengths: Vec<i64> = segments.iter().map(|segment| segment.kv_len() as i64).collect();
         let lengths = Tensor::from_slice(&lengths).to_device(device).unsqueeze(1);
-        let padding = Tensor::arange(max_len as i64, (Kind::Int64, device)).unsqueeze(0).greater_equal_tensor(&lengths);
+        let padding = Tensor::arange(max_len as i64, (Kind::Int64, device))
+            .unsqueeze(0)
+            .greater_equal_tensor(&lengths);
         let mask = Tensor::zeros(padding.size(), (kind, device)).masked_fill(&padding, f64::NEG_INFINITY);
         Some(Self {
             rows: Tensor::from_slice(&rows).to_device(device),
@@ -108,12 +130,18 @@ impl SingleRows {
     }
 
     fn attend(&self, heads: Heads, q: &Tensor, [keys, values]: [&Tensor; 2], out: &mut Tensor) {
-        let Heads { n_heads, n_kv_heads, head_dim } = heads;
+        let Heads {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+        } = heads;
         let gathered = |cache: &Tensor| {
             let rows = cache.index_select(0, &self.gather);
             rows.view([-1, self.max_len, n_kv_heads, head_dim]).transpose(1, 2)
         };
-        let q = q.index_select(0, &self.rows).view([-1, n_kv_heads, heads.n_queries(), head_dim]);
+        let q = q
+            .index_select(0, &self.rows)
+            .view([-1, n_kv_heads, heads.n_queries(), head_dim]);
         let (k, v) = (gathered(keys), gathered(values));
         let attended = Tensor::scaled_dot_product_attention(&q, &k, &v, Some(&self.mask), 0.0, false, None, false);
         let _ = out.index_copy_(0, &self.rows, &attended.reshape([-1, n_heads * head_dim]));

@@ -66,9 +66,20 @@ impl Shared {
 
 /// What the thread is told.
 pub(super) enum Message {
-    Generate { request: GenerateRequest, events: async_mpsc::UnboundedSender<GenerateEvent> },
-    InstallAdapter { adapter: LoadedAdapter, weights: FusedLora, in_place: bool, reply: Reply },
-    UnloadAdapter { name: String, reply: Reply },
+    Generate {
+        request: GenerateRequest,
+        events: async_mpsc::UnboundedSender<GenerateEvent>,
+    },
+    InstallAdapter {
+        adapter: LoadedAdapter,
+        weights: FusedLora,
+        in_place: bool,
+        reply: Reply,
+    },
+    UnloadAdapter {
+        name: String,
+        reply: Reply,
+    },
     Shutdown,
 }
 
@@ -78,7 +89,7 @@ pub(super) type Reply = oneshot::Sender<Result<(), EngineError>>;
 /// [`EngineHandle::shutdown`].
 #[derive(Clone)]
 pub struct EngineHandle {
-    messages: mpsc::Sender<Message>,
+    pub(super) messages: mpsc::Sender<Message>,
     shared: Arc<Shared>,
     config: Arc<EngineConfig>,
     /// What adapters are read and token ids are checked against.
@@ -96,11 +107,20 @@ impl EngineHandle {
     /// Sets the KV cache aside and starts the thread.
     pub fn start(model: Model, config: EngineConfig) -> Result<Self, EngineError> {
         let config = config.resolve(model.config().max_position as usize)?;
-        let facts = ModelFacts { config: model.config().clone(), device: model.device(), kind: model.kind() };
+        let facts = ModelFacts {
+            config: model.config().clone(),
+            device: model.device(),
+            kind: model.kind(),
+        };
         let cache = KvCache::new(&facts.config, config.kv_cache_tokens, facts.device, facts.kind)?;
         let shared = Arc::new(Shared::default());
         let (messages, receiver) = mpsc::channel();
-        let worker = WorkerSeed { model, cache, config: config.clone(), shared: Arc::clone(&shared) };
+        let worker = WorkerSeed {
+            model,
+            cache,
+            config: config.clone(),
+            shared: Arc::clone(&shared),
+        };
         let thread = std::thread::Builder::new()
             .name("engine".into())
             .spawn(move || worker.run(&receiver))
@@ -127,7 +147,9 @@ impl EngineHandle {
         self.validate(&request)?;
         let (events, receiver) = async_mpsc::unbounded_channel();
         self.shared.unread.fetch_add(1, Relaxed);
-        self.messages.send(Message::Generate { request, events }).map_err(|_| EngineError::Stopped)?;
+        self.messages
+            .send(Message::Generate { request, events })
+            .map_err(|_| EngineError::Stopped)?;
         Ok(receiver)
     }
 
@@ -138,7 +160,10 @@ impl EngineHandle {
             return Err(EngineError::EmptyPrompt);
         }
         if n_tokens >= self.config.max_model_len {
-            return Err(EngineError::PromptTooLong { n_tokens, max_model_len: self.config.max_model_len });
+            return Err(EngineError::PromptTooLong {
+                n_tokens,
+                max_model_len: self.config.max_model_len,
+            });
         }
         let vocab_size = self.model.config.vocab_size as usize;
         if let Some(&token_id) = request.prompt_token_ids.iter().find(|&&id| id as usize >= vocab_size) {
@@ -173,9 +198,21 @@ impl EngineHandle {
         let weights = read
             .await
             .map_err(|_| EngineError::Stopped)?
-            .map_err(|source| EngineError::InvalidAdapter { path: path.to_owned(), source })?;
-        let adapter = LoadedAdapter { name, path: path.to_owned() };
-        self.ask(|reply| Message::InstallAdapter { adapter, weights, in_place, reply }).await
+            .map_err(|source| EngineError::InvalidAdapter {
+                path: path.to_owned(),
+                source,
+            })?;
+        let adapter = LoadedAdapter {
+            name,
+            path: path.to_owned(),
+        };
+        self.ask(|reply| Message::InstallAdapter {
+            adapter,
+            weights,
+            in_place,
+            reply,
+        })
+        .await
     }
 
     /// Takes an adapter's name away. Requests that run or wait under it end with the weights they began with.
@@ -215,7 +252,8 @@ impl EngineHandle {
     }
 
     fn is_loaded(&self, name: &str) -> bool {
-        self.shared.with_adapters(|adapters| adapters.iter().any(|adapter| adapter.name == name))
+        self.shared
+            .with_adapters(|adapters| adapters.iter().any(|adapter| adapter.name == name))
     }
 
     async fn ask(&self, message: impl FnOnce(Reply) -> Message) -> Result<(), EngineError> {

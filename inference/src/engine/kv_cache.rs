@@ -19,14 +19,18 @@ impl KvCache {
     pub(super) fn new(config: &ModelConfig, n_slots: usize, device: Device, kind: Kind) -> Result<Self, EngineError> {
         let size = [n_slots as i64, config.n_kv_heads, config.head_dim];
         let pool = || {
-            let tensors: Result<Vec<Tensor>, _> =
-                (0..config.n_layers).map(|_| Tensor::f_empty(size, (kind, device))).collect();
+            let tensors: Result<Vec<Tensor>, _> = (0..config.n_layers)
+                .map(|_| Tensor::f_empty(size, (kind, device)))
+                .collect();
             tensors.map_err(|source| EngineError::InvalidConfig {
                 setting: "kv_cache_tokens",
                 message: format!("of {n_slots} do not fit into memory: {source}"),
             })
         };
-        Ok(Self { keys: pool()?, values: pool()? })
+        Ok(Self {
+            keys: pool()?,
+            values: pool()?,
+        })
     }
 }
 

@@ -4,7 +4,10 @@
 //! would fight with them for the cores, thirty times a step. So we fork the same team, by the entry point that compilers call for
 //! `#pragma omp parallel`. Where the process has no such symbol (another OpenMP, or none), the loops run on the calling thread.
 
-#![expect(unsafe_code, reason = "calls OpenMP's C entry point and hands the parts out to its threads")]
+#![expect(
+    unsafe_code,
+    reason = "calls OpenMP's C entry point and hands the parts out to its threads"
+)]
 
 use std::any::Any;
 use std::ffi::{c_uint, c_void};
@@ -27,7 +30,10 @@ impl Team {
     /// A team as large as libtorch's.
     pub(super) fn new() -> Self {
         let n_threads = usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1);
-        Self { fork: if n_threads > 1 { find_fork() } else { None }, n_threads }
+        Self {
+            fork: if n_threads > 1 { find_fork() } else { None },
+            n_threads,
+        }
     }
 
     /// How many threads work at once.
@@ -42,7 +48,13 @@ impl Team {
             parts.iter_mut().for_each(work);
             return;
         };
-        let task = Task { parts: parts.as_mut_ptr(), n_parts: parts.len(), next: AtomicUsize::new(0), work, panic: Mutex::new(None) };
+        let task = Task {
+            parts: parts.as_mut_ptr(),
+            n_parts: parts.len(),
+            next: AtomicUsize::new(0),
+            work,
+            panic: Mutex::new(None),
+        };
         let data = (&raw const task).cast_mut().cast::<c_void>();
         // SAFETY: the entry point calls `run_parts` with `data` on each thread and returns when all have returned, so
         // `task` outlives the calls; `task_entry` names the same types.

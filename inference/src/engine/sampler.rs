@@ -58,9 +58,15 @@ impl Sampler {
             self.draw(logits, max)
         };
         let logprob = |logit: f32| (f64::from(logit) - log_sum) as f32;
-        let top_logprobs =
-            likeliest(logits, self.top_logprobs).into_iter().map(|(logit, id)| (id, logprob(logit))).collect();
-        Ok(SampledToken { token_id: index as u32, logprob: logprob(logits[index]), top_logprobs })
+        let top_logprobs = likeliest(logits, self.top_logprobs)
+            .into_iter()
+            .map(|(logit, id)| (id, logprob(logit)))
+            .collect();
+        Ok(SampledToken {
+            token_id: index as u32,
+            logprob: logprob(logits[index]),
+            top_logprobs,
+        })
     }
 
     /// The sum of e^((logit - max) * scale); its parts are left in `self.sums`.
@@ -109,8 +115,12 @@ impl Sampler {
             // Tokens below this weight sum to less than what top_p leaves out, so they are not in it.
             let least = (1.0 - self.top_p) * self.sum_exp(logits, max, scale) / logits.len() as f64;
             let least_logit = max + (least.ln() / f64::from(scale)) as f32 - 1e-3;
-            let mut candidates: Vec<(f32, u32)> =
-                logits.iter().copied().zip(0..).filter(|&(logit, _)| !(logit < least_logit)).collect();
+            let mut candidates: Vec<(f32, u32)> = logits
+                .iter()
+                .copied()
+                .zip(0..)
+                .filter(|&(logit, _)| !(logit < least_logit))
+                .collect();
             candidates.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
             candidates
         };
@@ -183,13 +193,22 @@ mod tests {
     }
 
     fn probabilities(logits: &[f32], temperature: f64) -> Vec<f64> {
-        let weights: Vec<f64> = logits.iter().map(|&logit| (f64::from(logit) / temperature).exp()).collect();
+        let weights: Vec<f64> = logits
+            .iter()
+            .map(|&logit| (f64::from(logit) / temperature).exp())
+            .collect();
         let total: f64 = weights.iter().sum();
         weights.into_iter().map(|weight| weight / total).collect()
     }
 
     fn sampler(temperature: f64, top_p: f64, top_k: usize) -> Sampler {
-        Sampler::new(&SamplingParams { temperature, top_p, top_k, seed: Some(3), ..SamplingParams::default() })
+        Sampler::new(&SamplingParams {
+            temperature,
+            top_p,
+            top_k,
+            seed: Some(3),
+            ..SamplingParams::default()
+        })
     }
 
     #[test]
@@ -203,7 +222,13 @@ mod tests {
     #[test]
     fn logprobs_are_of_the_raw_logits() {
         let logits = logits();
-        for (temperature, top_p, top_k) in [(0.0, 1.0, 0), (1.0, 1.0, 0), (0.3, 1.0, 0), (2.0, 0.5, 0), (1.0, 1.0, 4)] {
+        for (temperature, top_p, top_k) in [
+            (0.0, 1.0, 0),
+            (1.0, 1.0, 0),
+            (0.3, 1.0, 0),
+            (2.0, 0.5, 0),
+            (1.0, 1.0, 4),
+        ] {
             let token = sampler(temperature, top_p, top_k).sample(&logits).unwrap();
             let expected = probabilities(&logits, 1.0)[token.token_id as usize].ln();
             assert!((f64::from(token.logprob) - expected).abs() < 1e-5);
@@ -212,10 +237,16 @@ mod tests {
 
     #[test]
     fn frequencies_follow_the_distribution() {
-        let logits: Vec<f32> = (0..600).map(|token| if token % 100 == 0 { token as f32 * 0.004 } else { -30.0 }).collect();
-        for (temperature, top_p, top_k, kept) in
-            [(1.0, 1.0, 0, 6), (0.5, 1.0, 0, 6), (1.0, 1.0, 2, 2), (1.0, 0.6, 0, 2), (1.0, 0.9, 3, 3)]
-        {
+        let logits: Vec<f32> = (0..600)
+            .map(|token| if token % 100 == 0 { token as f32 * 0.004 } else { -30.0 })
+            .collect();
+        for (temperature, top_p, top_k, kept) in [
+            (1.0, 1.0, 0, 6),
+            (0.5, 1.0, 0, 6),
+            (1.0, 1.0, 2, 2),
+            (1.0, 0.6, 0, 2),
+            (1.0, 0.9, 3, 3),
+        ] {
             let mut expected = probabilities(&logits, temperature);
             expected.iter_mut().enumerate().for_each(|(token, p)| {
                 if token < (6 - kept) * 100 {
@@ -230,7 +261,10 @@ mod tests {
             }
             for (count, p) in counts.into_iter().zip(expected) {
                 let frequency = f64::from(count) / 20_000.0;
-                assert!((frequency - p / total).abs() < 0.015, "{temperature} {top_p} {top_k}: {frequency} {p}");
+                assert!(
+                    (frequency - p / total).abs() < 0.015,
+                    "{temperature} {top_p} {top_k}: {frequency} {p}"
+                );
             }
         }
     }
@@ -239,8 +273,13 @@ mod tests {
     fn the_seed_decides() {
         let logits = logits();
         let draw = |seed| {
-            let mut sampler = Sampler::new(&SamplingParams { seed, ..SamplingParams::default() });
-            (0..20).map(|_| sampler.sample(&logits).unwrap().token_id).collect::<Vec<_>>()
+            let mut sampler = Sampler::new(&SamplingParams {
+                seed,
+                ..SamplingParams::default()
+            });
+            (0..20)
+                .map(|_| sampler.sample(&logits).unwrap().token_id)
+                .collect::<Vec<_>>()
         };
         assert_eq!(draw(Some(1)), draw(Some(1)));
         assert_ne!(draw(Some(1)), draw(Some(2)));
@@ -250,7 +289,11 @@ mod tests {
     #[test]
     fn top_logprobs_are_sorted() {
         let logits = logits();
-        let mut sampler = Sampler::new(&SamplingParams { top_logprobs: 3, temperature: 0.0, ..SamplingParams::default() });
+        let mut sampler = Sampler::new(&SamplingParams {
+            top_logprobs: 3,
+            temperature: 0.0,
+            ..SamplingParams::default()
+        });
         let token = sampler.sample(&logits).unwrap();
         assert_eq!(token.top_logprobs[0], (token.token_id, token.logprob));
         assert_eq!(token.top_logprobs.len(), 3);

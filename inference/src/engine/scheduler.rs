@@ -51,8 +51,13 @@ impl Sequence {
 
     fn extend_hashes(&mut self) {
         for block in self.hashes.len()..self.tokens.len() / BLOCK_SIZE {
-            let parent = self.hashes.last().copied().unwrap_or_else(|| BlockHash::root(self.adapter_load_id));
-            self.hashes.push(parent.extend(&self.tokens[block * BLOCK_SIZE..(block + 1) * BLOCK_SIZE]));
+            let parent = self
+                .hashes
+                .last()
+                .copied()
+                .unwrap_or_else(|| BlockHash::root(self.adapter_load_id));
+            self.hashes
+                .push(parent.extend(&self.tokens[block * BLOCK_SIZE..(block + 1) * BLOCK_SIZE]));
         }
     }
 }
@@ -142,7 +147,11 @@ impl Scheduler {
 
     /// Decides the next step. Rows of one adapter come together. Empty only when nothing is left to do.
     pub(super) fn schedule(&mut self) -> Vec<StepItem> {
-        let n_sampling = self.running.iter().filter(|id| self.sequences[id].n_pending() == 1).count();
+        let n_sampling = self
+            .running
+            .iter()
+            .filter(|id| self.sequences[id].n_pending() == 1)
+            .count();
         let mut prompt_budget = self.limits.max_batch_tokens.saturating_sub(n_sampling);
         let mut items = Vec::with_capacity(self.running.len());
         let mut preempted = false;
@@ -150,7 +159,11 @@ impl Scheduler {
         while index < self.running.len() {
             let id = self.running[index];
             let n_pending = self.sequences[&id].n_pending();
-            let n_tokens = if n_pending == 1 { 1 } else { n_pending.min(prompt_budget) };
+            let n_tokens = if n_pending == 1 {
+                1
+            } else {
+                n_pending.min(prompt_budget)
+            };
             if n_tokens == 0 {
                 index += 1;
                 continue;
@@ -198,15 +211,25 @@ impl Scheduler {
             let sequence = &self.sequences[&id];
             // The last token is always computed: its logits are wanted.
             let n_usable = (sequence.tokens.len() - 1) / BLOCK_SIZE;
-            let found: Vec<BlockId> = sequence.hashes[..n_usable].iter().map_while(|&hash| self.pool.find(hash)).collect();
-            if sequence.hashes[..n_usable].get(found.len()).is_some_and(|next| self.in_progress.contains_key(next)) {
+            let found: Vec<BlockId> = sequence.hashes[..n_usable]
+                .iter()
+                .map_while(|&hash| self.pool.find(hash))
+                .collect();
+            if sequence.hashes[..n_usable]
+                .get(found.len())
+                .is_some_and(|next| self.in_progress.contains_key(next))
+            {
                 index += 1;
                 continue;
             }
             let n_blocks = sequence.tokens.len().div_ceil(BLOCK_SIZE);
             let n_taken = n_blocks - found.len() + found.iter().filter(|&&id| self.pool.is_unused(id)).count();
             // One block a running sequence is kept back, so that they can grow for a while.
-            let n_reserved = if self.running.is_empty() { 0 } else { self.running.len() + 1 };
+            let n_reserved = if self.running.is_empty() {
+                0
+            } else {
+                self.running.len() + 1
+            };
             if n_taken + n_reserved > self.pool.n_available() {
                 break;
             }
@@ -220,7 +243,9 @@ impl Scheduler {
 
     /// Gives a sequence the blocks of its tokens, `found` first, and returns how many tokens are left to compute.
     fn start(&mut self, id: SequenceId, found: Vec<BlockId>, n_blocks: usize) -> usize {
-        let Some(sequence) = self.sequences.get_mut(&id) else { return 0 };
+        let Some(sequence) = self.sequences.get_mut(&id) else {
+            return 0;
+        };
         sequence.n_computed = found.len() * BLOCK_SIZE;
         if !sequence.counted {
             sequence.counted = true;
@@ -240,7 +265,9 @@ impl Scheduler {
 
     /// Makes room for `n_tokens` more; false where blocks are lacking.
     fn grow(&mut self, id: SequenceId, n_tokens: usize) -> bool {
-        let Some(sequence) = self.sequences.get_mut(&id) else { return true };
+        let Some(sequence) = self.sequences.get_mut(&id) else {
+            return true;
+        };
         while sequence.blocks.len() * BLOCK_SIZE < sequence.n_computed + n_tokens {
             match self.pool.take() {
                 Some(block) => sequence.blocks.push(block),
@@ -259,7 +286,9 @@ impl Scheduler {
     }
 
     fn give_up_blocks(&mut self, id: SequenceId) {
-        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        let Some(sequence) = self.sequences.get_mut(&id) else {
+            return;
+        };
         self.pool.release(&std::mem::take(&mut sequence.blocks));
         for hash in &sequence.hashes[sequence.n_computed / BLOCK_SIZE..] {
             if self.in_progress.get(hash) == Some(&id) {
@@ -272,7 +301,9 @@ impl Scheduler {
     /// Notes that the items' keys and values are in the cache.
     pub(super) fn complete(&mut self, items: &[StepItem]) {
         for item in items {
-            let Some(sequence) = self.sequences.get_mut(&item.sequence) else { continue };
+            let Some(sequence) = self.sequences.get_mut(&item.sequence) else {
+                continue;
+            };
             let full_before = sequence.n_computed / BLOCK_SIZE;
             let prompt_before = sequence.n_computed.min(sequence.n_prompt);
             sequence.n_computed += item.n_tokens;

@@ -20,7 +20,12 @@ impl<'a> Rows<'a> {
         let (floats, shape) = parts(tensor)?;
         // SAFETY: the tensor lives as long as the view, and nothing writes to a forward pass's inputs while they are read.
         let floats = unsafe { std::slice::from_raw_parts(floats, shape.extent()) };
-        Some(Self { floats, stride: shape.stride, len: shape.len, n: shape.n })
+        Some(Self {
+            floats,
+            stride: shape.stride,
+            len: shape.len,
+            n: shape.n,
+        })
     }
 
     /// How many rows.
@@ -52,7 +57,11 @@ impl<'a> RowsMut<'a> {
         let (floats, shape) = parts(tensor)?;
         // SAFETY: the tensor is borrowed mutably, and the engine's thread alone holds the KV cache and its outputs.
         let floats = unsafe { std::slice::from_raw_parts_mut(floats, shape.extent()) };
-        Some(Self { floats, shape, tensor: PhantomData })
+        Some(Self {
+            floats,
+            shape,
+            tensor: PhantomData,
+        })
     }
 
     /// A row.
@@ -74,7 +83,11 @@ struct Shape {
 
 impl Shape {
     fn extent(&self) -> usize {
-        if self.n == 0 { 0 } else { (self.n - 1) * self.stride + self.len }
+        if self.n == 0 {
+            0
+        } else {
+            (self.n - 1) * self.stride + self.len
+        }
     }
 }
 
@@ -95,7 +108,14 @@ fn parts(tensor: &Tensor) -> Option<(*mut f32, Shape)> {
     if n * len as usize == 0 || stride < len {
         return None;
     }
-    Some((tensor.data_ptr().cast(), Shape { stride: stride as usize, len: len as usize, n }))
+    Some((
+        tensor.data_ptr().cast(),
+        Shape {
+            stride: stride as usize,
+            len: len as usize,
+            n,
+        },
+    ))
 }
 
 #[cfg(test)]

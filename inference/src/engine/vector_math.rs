@@ -3,7 +3,10 @@
 //! A loop is written once, generic over [`Lanes`] and `#[inline(always)]`; [`dispatch`] compiles it for each instruction set, by
 //! inlining it into a function that has the set's features, and picks one when it runs.
 
-#![expect(unsafe_code, reason = "processor intrinsics, each reached only after its instruction set was found")]
+#![expect(
+    unsafe_code,
+    reason = "processor intrinsics, each reached only after its instruction set was found"
+)]
 
 /// A register of f32.
 pub(super) trait Lanes: Copy {
@@ -370,7 +373,11 @@ pub(super) fn exp_lanes<V: Lanes>(values: &mut [f32], shift: f32, scale: f32) ->
     let mut padded = [shift - 1e4; 16];
     padded[..rest.len()].copy_from_slice(rest);
     let mut rest_sum = 0.0;
-    V::load(&padded).sub(shift_lanes).mul(scale_lanes).exp().store(&mut padded);
+    V::load(&padded)
+        .sub(shift_lanes)
+        .mul(scale_lanes)
+        .exp()
+        .store(&mut padded);
     for (value, e) in rest.iter_mut().zip(padded) {
         *value = e;
         rest_sum += e;
@@ -396,7 +403,14 @@ pub(super) fn exp_sums(values: &[f32], shift: f32, scale: f32, chunk: usize, sum
                 for register in registers {
                     sum = sum.add(V::load(register).sub(shift_lanes).mul(scale_lanes).exp());
                 }
-                sums.push(sum.sum() + if n_rest > 0 { exp_lanes::<V>(&mut rest[..n_rest], shift, scale) } else { 0.0 });
+                sums.push(
+                    sum.sum()
+                        + if n_rest > 0 {
+                            exp_lanes::<V>(&mut rest[..n_rest], shift, scale)
+                        } else {
+                            0.0
+                        },
+                );
             }
         }
     }
@@ -427,7 +441,10 @@ mod tests {
                 let y = dispatch(set, ExpOf(x));
                 for (x, y) in x.into_iter().zip(y) {
                     let expected = f64::from(x).exp();
-                    assert!((f64::from(y) - expected).abs() <= 4e-7 * expected + 1e-37, "{set:?}: e^{x} = {y}");
+                    assert!(
+                        (f64::from(y) - expected).abs() <= 4e-7 * expected + 1e-37,
+                        "{set:?}: e^{x} = {y}"
+                    );
                 }
             }
             assert_eq!(dispatch(set, ExpOf([0.0; 16]))[0], 1.0);

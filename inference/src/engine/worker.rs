@@ -87,14 +87,20 @@ impl Worker {
                 self.shared.unread.fetch_sub(1, Relaxed);
                 self.add_request(request, events);
             }
-            Message::InstallAdapter { adapter, weights, in_place, reply } => {
+            Message::InstallAdapter {
+                adapter,
+                weights,
+                in_place,
+                reply,
+            } => {
                 // A receiver that is gone has no use for the answer.
                 let _ = reply.send(self.install_adapter(adapter, weights, in_place));
             }
             Message::UnloadAdapter { name, reply } => {
                 let result = match self.adapters.remove(&name) {
                     Some(_) => {
-                        self.shared.with_adapters(|adapters| adapters.retain(|adapter| adapter.name != name));
+                        self.shared
+                            .with_adapters(|adapters| adapters.retain(|adapter| adapter.name != name));
                         Ok(())
                     }
                     None => Err(EngineError::UnknownAdapter { name }),
@@ -110,18 +116,26 @@ impl Worker {
         self.last_id
     }
 
-    fn install_adapter(&mut self, loaded: LoadedAdapter, weights: FusedLora, in_place: bool) -> Result<(), EngineError> {
+    fn install_adapter(
+        &mut self,
+        loaded: LoadedAdapter,
+        weights: FusedLora,
+        in_place: bool,
+    ) -> Result<(), EngineError> {
         if !in_place && self.adapters.contains_key(&loaded.name) {
             return Err(EngineError::AdapterAlreadyLoaded { name: loaded.name });
         }
-        let adapter = NamedAdapter { load_id: self.next_id(), weights: Rc::new(weights) };
+        let adapter = NamedAdapter {
+            load_id: self.next_id(),
+            weights: Rc::new(weights),
+        };
         self.adapters.insert(loaded.name.clone(), adapter);
-        self.shared.with_adapters(|adapters| {
-            match adapters.iter_mut().find(|adapter| adapter.name == loaded.name) {
+        self.shared.with_adapters(
+            |adapters| match adapters.iter_mut().find(|adapter| adapter.name == loaded.name) {
                 Some(adapter) => *adapter = loaded,
                 None => adapters.push(loaded),
-            }
-        });
+            },
+        );
         Ok(())
     }
 
@@ -143,18 +157,32 @@ impl Worker {
         if !sampling.ignore_eos {
             stop_token_ids.extend(&self.config.eos_token_ids);
         }
-        let n_left = sampling.max_tokens.min(self.config.max_model_len - request.prompt_token_ids.len());
+        let n_left = sampling
+            .max_tokens
+            .min(self.config.max_model_len - request.prompt_token_ids.len());
         let load_id = adapter.as_ref().map_or(0, |adapter| adapter.load_id);
         let id = self.next_id();
-        self.requests
-            .insert(id, ActiveRequest { events, sampler: Sampler::new(&sampling), stop_token_ids, n_left, adapter });
+        self.requests.insert(
+            id,
+            ActiveRequest {
+                events,
+                sampler: Sampler::new(&sampling),
+                stop_token_ids,
+                n_left,
+                adapter,
+            },
+        );
         self.scheduler.add(id, load_id, request.prompt_token_ids);
     }
 
     /// Takes requests whose receiver is gone out of the batch.
     fn drop_abandoned(&mut self) {
-        let abandoned: Vec<SequenceId> =
-            self.requests.iter().filter(|(_, request)| request.events.is_closed()).map(|(&id, _)| id).collect();
+        let abandoned: Vec<SequenceId> = self
+            .requests
+            .iter()
+            .filter(|(_, request)| request.events.is_closed())
+            .map(|(&id, _)| id)
+            .collect();
         for id in abandoned {
             self.remove(id);
         }
@@ -173,9 +201,15 @@ impl Worker {
 
     /// After a panic: what ran or waited fails, and the engine begins afresh with its weights and an empty cache.
     fn fail_all(&mut self, message: &str) {
-        tracing::error!(message, n_requests = self.requests.len(), "a step of the engine panicked");
+        tracing::error!(
+            message,
+            n_requests = self.requests.len(),
+            "a step of the engine panicked"
+        );
         for (_, request) in self.requests.drain() {
-            let _ = request.events.send(GenerateEvent::Error(format!("the engine failed in a step: {message}")));
+            let _ = request
+                .events
+                .send(GenerateEvent::Error(format!("the engine failed in a step: {message}")));
         }
         self.earlier_counts = self.counts();
         self.scheduler = new_scheduler(&self.config);
@@ -211,7 +245,11 @@ impl Worker {
         // Before the first receiver hears of this step.
         self.publish_load();
         if let Some(logits) = logits {
-            let sampling: Vec<SequenceId> = items.iter().filter(|item| item.samples).map(|item| item.sequence).collect();
+            let sampling: Vec<SequenceId> = items
+                .iter()
+                .filter(|item| item.samples)
+                .map(|item| item.sequence)
+                .collect();
             for (id, token) in self.sample(&sampling, &logits) {
                 self.deliver(id, token);
             }
@@ -225,11 +263,17 @@ impl Worker {
         let mut segments = Vec::with_capacity(items.len());
         let mut sampled_rows: Vec<i64> = Vec::with_capacity(items.len());
         for item in items {
-            let Some(sequence) = self.scheduler.sequence(item.sequence) else { continue };
+            let Some(sequence) = self.scheduler.sequence(item.sequence) else {
+                continue;
+            };
             let (first_row, range) = (token_ids.len(), item.start..item.start + item.n_tokens);
             token_ids.extend(sequence.tokens()[range.clone()].iter().map(|&id| i64::from(id)));
             positions.extend(range.map(|position| position as i64));
-            segments.push(Segment { rows: first_row..token_ids.len(), start: item.start, blocks: sequence.blocks() });
+            segments.push(Segment {
+                rows: first_row..token_ids.len(),
+                start: item.start,
+                blocks: sequence.blocks(),
+            });
             if item.samples {
                 sampled_rows.push(token_ids.len() as i64 - 1);
             }
@@ -244,13 +288,28 @@ impl Worker {
         };
         let heads = Heads::of(self.model.config());
         let mut attention = StepAttention::new(heads, &mut self.cache, &segments, self.team, (kind, device));
-        let hidden = self.model.forward(&on_device(&token_ids), &on_device(&positions), &adapters, &mut attention);
+        let hidden = self.model.forward(
+            &on_device(&token_ids),
+            &on_device(&positions),
+            &adapters,
+            &mut attention,
+        );
         if sampled_rows.is_empty() {
             return None;
         }
         let all_sample = sampled_rows.len() == token_ids.len();
-        let hidden = if all_sample { hidden } else { hidden.index_select(0, &on_device(&sampled_rows)) };
-        Some(self.model.logits(&hidden).to_device(Device::Cpu).to_kind(Kind::Float).contiguous())
+        let hidden = if all_sample {
+            hidden
+        } else {
+            hidden.index_select(0, &on_device(&sampled_rows))
+        };
+        Some(
+            self.model
+                .logits(&hidden)
+                .to_device(Device::Cpu)
+                .to_kind(Kind::Float)
+                .contiguous(),
+        )
     }
 
     /// Draws a token for each row of `logits`, several at a time.
@@ -264,23 +323,32 @@ impl Worker {
             logits: &'a [f32],
             token: Result<SampledToken, NotFinite>,
         }
-        let Some(rows) = Rows::of(logits) else { return Vec::new() };
+        let Some(rows) = Rows::of(logits) else {
+            return Vec::new();
+        };
         let row_of: HashMap<SequenceId, usize> = sampling.iter().enumerate().map(|(row, &id)| (id, row)).collect();
         let mut ids = Vec::with_capacity(sampling.len());
         let mut draws = Vec::with_capacity(sampling.len());
         for (&id, request) in &mut self.requests {
             if let Some(&row) = row_of.get(&id) {
                 ids.push(id);
-                draws.push(Draw { sampler: &mut request.sampler, logits: rows.row(row), token: Err(NotFinite) });
+                draws.push(Draw {
+                    sampler: &mut request.sampler,
+                    logits: rows.row(row),
+                    token: Err(NotFinite),
+                });
             }
         }
-        self.team.run(&mut draws, |draw| draw.token = draw.sampler.sample(draw.logits));
+        self.team
+            .run(&mut draws, |draw| draw.token = draw.sampler.sample(draw.logits));
         ids.into_iter().zip(draws.into_iter().map(|draw| draw.token)).collect()
     }
 
     /// Reports a token and ends the request where it is the last.
     fn deliver(&mut self, id: SequenceId, token: Result<SampledToken, NotFinite>) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
+        let Some(request) = self.requests.get_mut(&id) else {
+            return;
+        };
         let token = match token {
             Ok(token) => token,
             Err(error) => {
@@ -323,7 +391,12 @@ pub(super) struct WorkerSeed {
 impl WorkerSeed {
     /// Works until every handle is gone and the last request done, or until told to shut down.
     pub(super) fn run(self, messages: &Receiver<Message>) {
-        let Self { model, cache, config, shared } = self;
+        let Self {
+            model,
+            cache,
+            config,
+            shared,
+        } = self;
         let worker = Worker {
             model,
             cache,
@@ -341,8 +414,10 @@ impl WorkerSeed {
 }
 
 fn new_scheduler(config: &EngineConfig) -> Scheduler {
-    let limits =
-        SchedulerLimits { max_batch_tokens: config.max_batch_tokens, max_sequences: config.max_sequences };
+    let limits = SchedulerLimits {
+        max_batch_tokens: config.max_batch_tokens,
+        max_sequences: config.max_sequences,
+    };
     Scheduler::new(limits, config.kv_cache_tokens / BLOCK_SIZE)
 }
 
@@ -354,14 +429,26 @@ fn adapter_segments<'a>(
     items
         .chunk_by(|a, b| a.adapter_load_id == b.adapter_load_id)
         .map(|items| {
-            let adapter = requests.get(&items[0].sequence).and_then(|request| request.adapter.as_ref());
-            (items.iter().map(|item| item.n_tokens as i64).sum(), adapter.map(|adapter| &*adapter.weights))
+            let adapter = requests
+                .get(&items[0].sequence)
+                .and_then(|request| request.adapter.as_ref());
+            (
+                items.iter().map(|item| item.n_tokens as i64).sum(),
+                adapter.map(|adapter| &*adapter.weights),
+            )
         })
         .collect()
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied());
     // libtorch appends its C++ stack to the first line.
-    text.unwrap_or("panic without a message").lines().next().unwrap_or_default().to_owned()
+    text.unwrap_or("panic without a message")
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .to_owned()
 }

@@ -31,6 +31,9 @@ impl Attention for CausalAttention {
             None,
             grouped,
         );
-        mixed.squeeze_dim(0).transpose(0, 1).reshape([tokens, n_heads * head_dim])
+        mixed
+            .squeeze_dim(0)
+            .transpose(0, 1)
+            .reshape([tokens, n_heads * head_dim])
     }
 }

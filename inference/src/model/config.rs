@@ -83,7 +83,11 @@ impl ModelConfig {
             ("vocab_size", self.vocab_size, 1 << 24),
             ("hidden_size", self.hidden_size, 1 << 20),
             ("intermediate_size", self.intermediate_size, 1 << 22),
-            ("num_hidden_layers", i64::try_from(self.n_layers).unwrap_or(i64::MAX), 4096),
+            (
+                "num_hidden_layers",
+                i64::try_from(self.n_layers).unwrap_or(i64::MAX),
+                4096,
+            ),
             ("num_attention_heads", self.n_heads, 4096),
             ("num_key_value_heads", self.n_kv_heads, 4096),
             ("head_dim", self.head_dim, 4096),
@@ -96,13 +100,21 @@ impl ModelConfig {
         }
         if self.n_heads % self.n_kv_heads != 0 {
             let (n_heads, n_kv_heads) = (self.n_heads, self.n_kv_heads);
-            return refuse(format!("{n_heads} attention heads can't be shared evenly by {n_kv_heads} key-value heads"));
+            return refuse(format!(
+                "{n_heads} attention heads can't be shared evenly by {n_kv_heads} key-value heads"
+            ));
         }
         if self.head_dim % 2 != 0 {
-            return refuse(format!("head_dim is {}, the rotary embedding needs an even one", self.head_dim));
+            return refuse(format!(
+                "head_dim is {}, the rotary embedding needs an even one",
+                self.head_dim
+            ));
         }
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
-            return refuse(format!("rms_norm_eps is {}, expected a number between 0 and 1", self.rms_norm_eps));
+            return refuse(format!(
+                "rms_norm_eps is {}, expected a number between 0 and 1",
+                self.rms_norm_eps
+            ));
         }
         if !(self.rope_theta.is_finite() && self.rope_theta > 1.0) {
             return refuse(format!("rope_theta is {}, expected a number above 1", self.rope_theta));
@@ -112,7 +124,10 @@ impl ModelConfig {
 }
 
 fn unsupported(path: &Path, reason: String) -> InferenceError {
-    InferenceError::UnsupportedModel { path: path.to_owned(), reason }
+    InferenceError::UnsupportedModel {
+        path: path.to_owned(),
+        reason,
+    }
 }
 
 /// `config.json` of the Llama family, with the defaults of transformers' `LlamaConfig`.
@@ -178,16 +193,22 @@ impl RawRope {
         };
         match self.rope_type.as_deref() {
             None | Some("default") => Ok(None),
-            Some("linear") => Ok(Some(RopeScaling::Linear { factor: need("factor", self.factor)? })),
+            Some("linear") => Ok(Some(RopeScaling::Linear {
+                factor: need("factor", self.factor)?,
+            })),
             Some("llama3") => Ok(Some(RopeScaling::Llama3 {
                 factor: need("factor", self.factor)?,
                 low_freq_factor: need("low_freq_factor", self.low_freq_factor)?,
                 high_freq_factor: need("high_freq_factor", self.high_freq_factor)?,
-                original_max_position: need("original_max_position_embeddings", self.original_max_position_embeddings)?,
+                original_max_position: need(
+                    "original_max_position_embeddings",
+                    self.original_max_position_embeddings,
+                )?,
             })),
-            Some(other) => {
-                Err(unsupported(path, format!("rope type `{other}` isn't supported, only default, linear and llama3")))
-            }
+            Some(other) => Err(unsupported(
+                path,
+                format!("rope type `{other}` isn't supported, only default, linear and llama3"),
+            )),
         }
     }
 }
@@ -198,10 +219,17 @@ impl ModelConfig {
     /// # Errors
     /// An unreadable or malformed file, and every setting that changes the computation in a way that isn't implemented.
     pub fn from_hugging_face(path: &Path) -> Result<Self, InferenceError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| InferenceError::Read { path: path.to_owned(), source })?;
-        let raw: RawConfig = serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(&text))
-            .map_err(|source| InferenceError::Json { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| InferenceError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let raw: RawConfig =
+            serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(&text)).map_err(|source| {
+                InferenceError::Json {
+                    path: path.to_owned(),
+                    source,
+                }
+            })?;
         let refuse = |reason: String| Err(unsupported(path, reason));
         if raw.model_type != "llama" {
             return refuse(format!("model type `{}` isn't supported, only llama", raw.model_type));
@@ -216,7 +244,10 @@ impl ModelConfig {
             return refuse("quantised safetensors aren't supported, use the unquantised model or GGUF".to_owned());
         }
         let rope = raw.rope_parameters.as_ref().or(raw.rope_scaling.as_ref());
-        let head_dim = raw.head_dim.or_else(|| raw.hidden_size.checked_div(raw.num_attention_heads)).unwrap_or(0);
+        let head_dim = raw
+            .head_dim
+            .or_else(|| raw.hidden_size.checked_div(raw.num_attention_heads))
+            .unwrap_or(0);
         Self {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
@@ -226,7 +257,10 @@ impl ModelConfig {
             n_kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             head_dim,
             rms_norm_eps: raw.rms_norm_eps,
-            rope_theta: rope.and_then(|rope| rope.rope_theta).or(raw.rope_theta).unwrap_or(DEFAULT_ROPE_THETA),
+            rope_theta: rope
+                .and_then(|rope| rope.rope_theta)
+                .or(raw.rope_theta)
+                .unwrap_or(DEFAULT_ROPE_THETA),
             rope_scaling: rope.map(|rope| rope.scaling(path)).transpose()?.flatten(),
             max_position: raw.max_position_embeddings,
             tie_word_embeddings: raw.tie_word_embeddings,
@@ -240,7 +274,10 @@ impl ModelConfig {
     /// A missing or ill-typed key, and every setting that isn't implemented.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, InferenceError> {
         let path = file.path();
-        let architecture = file.metadata("general.architecture").and_then(|value| value.as_str()).unwrap_or("missing");
+        let architecture = file
+            .metadata("general.architecture")
+            .and_then(|value| value.as_str())
+            .unwrap_or("missing");
         if architecture != "llama" {
             let reason = format!("GGUF architecture `{architecture}` isn't supported, only llama");
             return Err(unsupported(path, reason));
@@ -252,12 +289,16 @@ impl ModelConfig {
         };
         let experts = integer("llama.expert_count").unwrap_or(0);
         if experts > 0 {
-            return Err(unsupported(path, format!("mixture of {experts} experts isn't supported")));
+            return Err(unsupported(
+                path,
+                format!("mixture of {experts} experts isn't supported"),
+            ));
         }
         let hidden_size = need("llama.embedding_length")?;
         let n_heads = need("llama.attention.head_count")?;
-        let head_dim =
-            integer("llama.attention.key_length").or_else(|| hidden_size.checked_div(n_heads)).unwrap_or_default();
+        let head_dim = integer("llama.attention.key_length")
+            .or_else(|| hidden_size.checked_div(n_heads))
+            .unwrap_or_default();
         let rotated = integer("llama.rope.dimension_count").unwrap_or(head_dim);
         if rotated != head_dim {
             let reason = format!("a rotary embedding of {rotated} of {head_dim} dimensions isn't supported");
@@ -265,7 +306,10 @@ impl ModelConfig {
         }
         let vocab_size = match integer("llama.vocab_size") {
             Some(vocab_size) => vocab_size,
-            None => file.tensor_shape("token_embd.weight").and_then(|shape| shape.first().copied()).unwrap_or_default(),
+            None => file
+                .tensor_shape("token_embd.weight")
+                .and_then(|shape| shape.first().copied())
+                .unwrap_or_default(),
         };
         Self {
             vocab_size,
@@ -286,7 +330,10 @@ impl ModelConfig {
 }
 
 fn gguf_rope_scaling(file: &GgufFile) -> Result<Option<RopeScaling>, InferenceError> {
-    let scaling = file.metadata("llama.rope.scaling.type").and_then(|value| value.as_str()).unwrap_or("none");
+    let scaling = file
+        .metadata("llama.rope.scaling.type")
+        .and_then(|value| value.as_str())
+        .unwrap_or("none");
     let factor = file
         .metadata("llama.rope.scaling.factor")
         .or_else(|| file.metadata("llama.rope.scale_linear"))
@@ -332,11 +379,18 @@ mod tests {
 
     #[test]
     fn rope_parameters_of_both_generations_are_read() {
-        let new = read(&format!(r#"{{{SIZES},"rope_parameters":{{"rope_type":"default","rope_theta":5e5}}}}"#));
+        let new = read(&format!(
+            r#"{{{SIZES},"rope_parameters":{{"rope_type":"default","rope_theta":5e5}}}}"#
+        ));
         assert_eq!(new.expect("valid").rope_theta, 5e5);
-        let old =
-            read(&format!(r#"{{{SIZES},"rope_theta":7e5,"rope_scaling":{{"type":"linear","factor":2.0}}}}"#)).expect("valid");
-        assert_eq!((old.rope_theta, old.rope_scaling), (7e5, Some(RopeScaling::Linear { factor: 2.0 })));
+        let old = read(&format!(
+            r#"{{{SIZES},"rope_theta":7e5,"rope_scaling":{{"type":"linear","factor":2.0}}}}"#
+        ))
+        .expect("valid");
+        assert_eq!(
+            (old.rope_theta, old.rope_scaling),
+            (7e5, Some(RopeScaling::Linear { factor: 2.0 }))
+        );
     }
 
     #[test]
@@ -351,10 +405,15 @@ mod tests {
             (r#""quantization_config":{}"#, "quantised"),
         ] {
             let message = read(&format!("{{{SIZES},{extra}}}")).expect_err(extra).to_string();
-            assert!(message.contains(expected) && message.contains("config.json"), "{message}");
+            assert!(
+                message.contains(expected) && message.contains("config.json"),
+                "{message}"
+            );
         }
         let mistyped = read(r#"{"model_type":"llama","vocab_size":"many"}"#).expect_err("a string");
-        let InferenceError::Json { source, .. } = mistyped else { panic!("{mistyped}") };
+        let InferenceError::Json { source, .. } = mistyped else {
+            panic!("{mistyped}")
+        };
         assert_eq!(source.path().to_string(), "vocab_size");
     }
 }

@@ -102,7 +102,10 @@ fn q4_k(block: &[u8], out: &mut [f32]) {
             (packed[group] & 63, packed[group + 4] & 63)
         } else {
             let low = packed[group + 4];
-            ((low & 0xF) | ((packed[group - 4] >> 6) << 4), (low >> 4) | ((packed[group] >> 6) << 4))
+            (
+                (low & 0xF) | ((packed[group - 4] >> 6) << 4),
+                (low >> 4) | ((packed[group] >> 6) << 4),
+            )
         };
         (d * f32::from(scale), m * f32::from(offset))
     };
@@ -123,7 +126,10 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
     let (high_bits, rest) = rest.split_at(64);
     let (scales, d) = rest.split_at(16);
     let d = f16_at(d, 0);
-    let halves = low_bits.chunks_exact(64).zip(high_bits.chunks_exact(32)).zip(scales.chunks_exact(8));
+    let halves = low_bits
+        .chunks_exact(64)
+        .zip(high_bits.chunks_exact(32))
+        .zip(scales.chunks_exact(8));
     for (((low_bits, high_bits), scales), out) in halves.zip(out.chunks_exact_mut(128)) {
         for index in 0..32 {
             let high = high_bits[index];
@@ -176,7 +182,10 @@ mod tests {
         let expected = Vec::<f32>::try_from(expected).expect("floats");
         for (half, expected) in (0..=u16::MAX).zip(expected) {
             let value = f16_to_f32(half);
-            assert!(value == expected || (value.is_nan() && expected.is_nan()), "{half:#06x}: {value} {expected}");
+            assert!(
+                value == expected || (value.is_nan() && expected.is_nan()),
+                "{half:#06x}: {value} {expected}"
+            );
         }
     }
 }

@@ -18,7 +18,10 @@ impl LowRank {
     }
 
     fn shallow_clone(&self) -> Self {
-        Self { down: self.down.shallow_clone(), up: self.up.shallow_clone() }
+        Self {
+            down: self.down.shallow_clone(),
+            up: self.up.shallow_clone(),
+        }
     }
 }
 
@@ -50,7 +53,9 @@ impl FusedLora {
     #[must_use]
     pub fn shallow_clone(&self) -> Self {
         let clone = |part: &Option<LowRank>| part.as_ref().map(LowRank::shallow_clone);
-        Self { layers: self.layers.iter().map(|layer| layer.each_ref().map(clone)).collect() }
+        Self {
+            layers: self.layers.iter().map(|layer| layer.each_ref().map(clone)).collect(),
+        }
     }
 }
 

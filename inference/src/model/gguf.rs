@@ -41,37 +41,65 @@ pub enum MetadataValue {
 impl MetadataValue {
     /// The integer, if it is one.
     pub fn as_i64(&self) -> Option<i64> {
-        if let Self::Integer(value) = self { Some(*value) } else { None }
+        if let Self::Integer(value) = self {
+            Some(*value)
+        } else {
+            None
+        }
     }
 
     /// The float, if it is one.
     pub fn as_f64(&self) -> Option<f64> {
-        if let Self::Float(value) = self { Some(*value) } else { None }
+        if let Self::Float(value) = self {
+            Some(*value)
+        } else {
+            None
+        }
     }
 
     /// The truth value, if it is one.
     pub fn as_bool(&self) -> Option<bool> {
-        if let Self::Bool(value) = self { Some(*value) } else { None }
+        if let Self::Bool(value) = self {
+            Some(*value)
+        } else {
+            None
+        }
     }
 
     /// The text, if it is one.
     pub fn as_str(&self) -> Option<&str> {
-        if let Self::String(value) = self { Some(value) } else { None }
+        if let Self::String(value) = self {
+            Some(value)
+        } else {
+            None
+        }
     }
 
     /// The integers, if it is an array of them.
     pub fn as_integers(&self) -> Option<&[i64]> {
-        if let Self::Integers(values) = self { Some(values) } else { None }
+        if let Self::Integers(values) = self {
+            Some(values)
+        } else {
+            None
+        }
     }
 
     /// The floats, if it is an array of them.
     pub fn as_floats(&self) -> Option<&[f64]> {
-        if let Self::Floats(values) = self { Some(values) } else { None }
+        if let Self::Floats(values) = self {
+            Some(values)
+        } else {
+            None
+        }
     }
 
     /// The texts, if it is an array of them.
     pub fn as_strings(&self) -> Option<&[String]> {
-        if let Self::Strings(values) = self { Some(values) } else { None }
+        if let Self::Strings(values) = self {
+            Some(values)
+        } else {
+            None
+        }
     }
 }
 
@@ -110,21 +138,40 @@ impl GgufFile {
     /// An unreadable or damaged file, including one whose tensors don't all lie within it, and a tensor in a format
     /// that isn't supported.
     pub fn open(path: &Path) -> Result<Self, InferenceError> {
-        let read_error = |source| InferenceError::Read { path: path.to_owned(), source };
+        let read_error = |source| InferenceError::Read {
+            path: path.to_owned(),
+            source,
+        };
         let file = File::open(path).map_err(read_error)?;
         if file.metadata().map_err(read_error)?.len() == 0 {
-            return Err(InferenceError::DamagedFile { path: path.to_owned(), reason: "it is empty".to_owned() });
+            return Err(InferenceError::DamagedFile {
+                path: path.to_owned(),
+                reason: "it is empty".to_owned(),
+            });
         }
-        #[expect(unsafe_code, reason = "a memory map of a file that nobody shortens while it is loaded")]
+        #[expect(
+            unsafe_code,
+            reason = "a memory map of a file that nobody shortens while it is loaded"
+        )]
         // SAFETY: the map is read-only; a process that truncates a model's file during loading would end this one
         // with SIGBUS, which is accepted as for every program that maps models.
         let map = unsafe { Mmap::map(&file) }.map_err(read_error)?;
-        let (metadata, tensors) = parse(&map)
-            .map_err(|refusal| match refusal {
-                Refusal::Damaged(reason) => InferenceError::DamagedFile { path: path.to_owned(), reason },
-                Refusal::Unsupported(reason) => InferenceError::UnsupportedModel { path: path.to_owned(), reason },
-            })?;
-        Ok(Self { path: path.to_owned(), map, metadata, tensors })
+        let (metadata, tensors) = parse(&map).map_err(|refusal| match refusal {
+            Refusal::Damaged(reason) => InferenceError::DamagedFile {
+                path: path.to_owned(),
+                reason,
+            },
+            Refusal::Unsupported(reason) => InferenceError::UnsupportedModel {
+                path: path.to_owned(),
+                reason,
+            },
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            map,
+            metadata,
+            tensors,
+        })
     }
 
     /// Where the file lies.
@@ -160,8 +207,13 @@ impl GgufFile {
             });
         };
         let mut values = vec![0.0; entry.n_values];
-        entry.format.dequantise(&self.map[entry.start..entry.start + entry.n_bytes], &mut values);
-        Ok(GgufTensor { shape: entry.shape.clone(), values })
+        entry
+            .format
+            .dequantise(&self.map[entry.start..entry.start + entry.n_bytes], &mut values);
+        Ok(GgufTensor {
+            shape: entry.shape.clone(),
+            values,
+        })
     }
 }
 
@@ -186,7 +238,11 @@ fn parse(bytes: &[u8]) -> Result<Parsed, Refusal> {
         version if matches!(version.swap_bytes(), 1..=3) => {
             return Err(Refusal::Unsupported("big-endian GGUF isn't supported".to_owned()));
         }
-        version => return Err(Refusal::Unsupported(format!("GGUF version {version} isn't supported, only 2 and 3"))),
+        version => {
+            return Err(Refusal::Unsupported(format!(
+                "GGUF version {version} isn't supported, only 2 and 3"
+            )));
+        }
     }
     // A tensor takes at least 8 (name) + 4 + 8 (one dimension) + 4 + 8 bytes, an entry of metadata 8 + 4 + 1.
     let n_tensors = reader.count("number of tensors", 32)?;
@@ -236,18 +292,25 @@ impl TensorHeader {
         let name = &self.name;
         let (block_values, block_bytes) = self.format.block();
         let row = self.shape.last().copied().unwrap_or(1);
-        let n_values = self.shape.iter().try_fold(1_i64, |product, &size| product.checked_mul(size));
+        let n_values = self
+            .shape
+            .iter()
+            .try_fold(1_i64, |product, &size| product.checked_mul(size));
         let Some(n_values) = n_values.and_then(|n_values| usize::try_from(n_values).ok()) else {
             return damaged(format!("tensor {name} has an impossible shape {:?}", self.shape));
         };
         if row % block_values as i64 != 0 {
-            return damaged(format!("tensor {name} has rows of {row} values, not whole blocks of {block_values}"));
+            return damaged(format!(
+                "tensor {name} has rows of {row} values, not whole blocks of {block_values}"
+            ));
         }
         if self.offset % alignment != 0 {
             return damaged(format!("tensor {name} isn't aligned to {alignment} bytes"));
         }
         let n_bytes = (n_values / block_values).checked_mul(block_bytes);
-        let start = data_start.checked_add(self.offset).and_then(|start| usize::try_from(start).ok());
+        let start = data_start
+            .checked_add(self.offset)
+            .and_then(|start| usize::try_from(start).ok());
         let (Some(n_bytes), Some(start)) = (n_bytes, start) else {
             return damaged(format!("tensor {name} has an impossible size"));
         };
@@ -261,7 +324,13 @@ impl TensorHeader {
                 return damaged(reason);
             }
         }
-        Ok(TensorEntry { shape: self.shape, format: self.format, n_values, start, n_bytes })
+        Ok(TensorEntry {
+            shape: self.shape,
+            format: self.format,
+            n_values,
+            start,
+            n_bytes,
+        })
     }
 }
 
@@ -370,7 +439,9 @@ impl<'a> Reader<'a> {
         let name = self.string("tensor name")?;
         let n_dimensions = self.u32(&name)?;
         if n_dimensions > MAX_DIMENSIONS {
-            return damaged(format!("tensor {name} has {n_dimensions} dimensions, at most {MAX_DIMENSIONS} exist"));
+            return damaged(format!(
+                "tensor {name} has {n_dimensions} dimensions, at most {MAX_DIMENSIONS} exist"
+            ));
         }
         let mut shape = Vec::new();
         for _ in 0..n_dimensions {
@@ -387,6 +458,11 @@ impl<'a> Reader<'a> {
             )));
         };
         let offset = self.u64(&name)?;
-        Ok(TensorHeader { name, shape, format, offset })
+        Ok(TensorHeader {
+            name,
+            shape,
+            format,
+            offset,
+        })
     }
 }

@@ -15,11 +15,15 @@ pub(super) struct Linear {
 impl Linear {
     /// From rows `[out, in]`.
     pub(super) fn new(weight: &Tensor) -> Self {
-        Self { transposed: weight.contiguous().tr() }
+        Self {
+            transposed: weight.contiguous().tr(),
+        }
     }
 
     pub(super) fn shallow_clone(&self) -> Self {
-        Self { transposed: self.transposed.shallow_clone() }
+        Self {
+            transposed: self.transposed.shallow_clone(),
+        }
     }
 
     /// `[tokens, in]` → `[tokens, out]`.
@@ -74,7 +78,10 @@ impl RmsNorm {
     }
 
     pub(super) fn shallow_clone(&self) -> Self {
-        Self { weight: self.weight.shallow_clone(), eps: self.eps }
+        Self {
+            weight: self.weight.shallow_clone(),
+            eps: self.eps,
+        }
     }
 
     /// `[tokens, hidden]` → the same shape and kind.
@@ -84,7 +91,9 @@ impl RmsNorm {
             return input.rms_norm(self.weight.size(), Some(&self.weight), self.eps);
         }
         let wide = input.to_kind(Kind::Float);
-        wide.rms_norm(self.weight.size(), None::<&Tensor>, self.eps).to_kind(kind) * &self.weight
+        wide.rms_norm(self.weight.size(), None::<&Tensor>, self.eps)
+            .to_kind(kind)
+            * &self.weight
     }
 }
 
@@ -112,13 +121,21 @@ impl RotaryEmbedding {
     }
 
     pub(super) fn shallow_clone(&self) -> Self {
-        Self { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone(), half: self.half }
+        Self {
+            cos: self.cos.shallow_clone(),
+            sin: self.sin.shallow_clone(),
+            half: self.half,
+        }
     }
 
     /// The rotation of the given positions `[tokens]`, to be used by all layers.
     pub(super) fn at(&self, positions: &Tensor, kind: Kind) -> Rotation {
         let rows = |table: &Tensor| table.index_select(0, positions).unsqueeze(1).to_kind(kind);
-        Rotation { cos: rows(&self.cos), sin: rows(&self.sin), half: self.half }
+        Rotation {
+            cos: rows(&self.cos),
+            sin: rows(&self.sin),
+            half: self.half,
+        }
     }
 }
 
@@ -147,10 +164,16 @@ fn inverse_frequencies(config: &ModelConfig) -> Vec<f64> {
     match &config.rope_scaling {
         None => plain.collect(),
         Some(RopeScaling::Linear { factor }) => plain.map(|frequency| frequency / factor).collect(),
-        Some(RopeScaling::Divisors(divisors)) => {
-            plain.zip(divisors).map(|(frequency, divisor)| frequency / divisor).collect()
-        }
-        Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position }) => plain
+        Some(RopeScaling::Divisors(divisors)) => plain
+            .zip(divisors)
+            .map(|(frequency, divisor)| frequency / divisor)
+            .collect(),
+        Some(RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position,
+        }) => plain
             .map(|frequency| {
                 let wavelength = std::f64::consts::TAU / frequency;
                 let turns = original_max_position / wavelength;

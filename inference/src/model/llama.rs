@@ -42,7 +42,9 @@ impl Llama {
         weights: &mut Weights,
         options: &LoadOptions,
     ) -> Result<Self, InferenceError> {
-        Self::build(config, options, |name, shape| weights.take(name, shape, options.device, options.kind))
+        Self::build(config, options, |name, shape| {
+            weights.take(name, shape, options.device, options.kind)
+        })
     }
 
     pub(super) fn random(config: &ModelConfig, seed: u64, options: &LoadOptions) -> Self {
@@ -52,7 +54,10 @@ impl Llama {
                 return Ok(Tensor::f_ones(shape, (options.kind, options.device))?);
             }
             let bound = 1.5 / (config.hidden_size as f64).sqrt();
-            Ok(generator.tensor(shape, bound).to_device(options.device).to_kind(options.kind))
+            Ok(generator
+                .tensor(shape, bound)
+                .to_device(options.device)
+                .to_kind(options.kind))
         });
         built.unwrap_or_else(|error| unreachable!("random weights always have the right shape: {error}"))
     }
@@ -141,11 +146,17 @@ impl Llama {
             let k = rotated.narrow(1, self.n_heads, self.n_kv_heads);
             let v = heads.narrow(1, self.n_heads + self.n_kv_heads, self.n_kv_heads);
             let attended = attention.attend(index, &q, &k, &v);
-            let hidden_after = layer.o.apply_with(&attended, Some(&hidden), adapters, (index, FusedPart::O));
+            let hidden_after = layer
+                .o
+                .apply_with(&attended, Some(&hidden), adapters, (index, FusedPart::O));
             let normed = layer.feed_forward_norm.apply(&hidden_after);
-            let gate_up = layer.gate_up.apply_with(&normed, None, adapters, (index, FusedPart::GateUp));
+            let gate_up = layer
+                .gate_up
+                .apply_with(&normed, None, adapters, (index, FusedPart::GateUp));
             let gated = gated_silu(&gate_up);
-            hidden = layer.down.apply_with(&gated, Some(&hidden_after), adapters, (index, FusedPart::Down));
+            hidden = layer
+                .down
+                .apply_with(&gated, Some(&hidden_after), adapters, (index, FusedPart::Down));
         }
         self.norm.apply(&hidden)
     }

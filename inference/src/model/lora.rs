@@ -15,7 +15,15 @@ use crate::InferenceError;
 use crate::adapter;
 
 /// The modules that an adapter can change, in the order in which they run.
-pub const ADAPTER_MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+pub const ADAPTER_MODULES: [&str; 7] = [
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+];
 
 /// The form of an adapter.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,7 +39,11 @@ pub struct LoraConfig {
 impl Default for LoraConfig {
     /// Rank 16, alpha 32, all linear modules.
     fn default() -> Self {
-        Self { rank: 16, alpha: 32.0, target_modules: ADAPTER_MODULES.map(str::to_owned).to_vec() }
+        Self {
+            rank: 16,
+            alpha: 32.0,
+            target_modules: ADAPTER_MODULES.map(str::to_owned).to_vec(),
+        }
     }
 }
 
@@ -49,11 +61,17 @@ impl LoraConfig {
             return refuse("alpha", format!("is {}, expected a number above 0", self.alpha));
         }
         if self.target_modules.is_empty() {
-            return refuse("target_modules", format!("is empty, choose from {}", ADAPTER_MODULES.join(", ")));
+            return refuse(
+                "target_modules",
+                format!("is empty, choose from {}", ADAPTER_MODULES.join(", ")),
+            );
         }
         for (index, module) in self.target_modules.iter().enumerate() {
             if !ADAPTER_MODULES.contains(&module.as_str()) {
-                return refuse("target_modules", format!("has `{module}`, choose from {}", ADAPTER_MODULES.join(", ")));
+                return refuse(
+                    "target_modules",
+                    format!("has `{module}`, choose from {}", ADAPTER_MODULES.join(", ")),
+                );
             }
             if self.target_modules[..index].contains(module) {
                 return refuse("target_modules", format!("has `{module}` twice"));
@@ -94,7 +112,10 @@ impl LoraAdapter {
         let built = Self::build(config, model, |_, _, [a_shape, b_shape]| {
             let bound = 1.0 / (a_shape[1] as f64).sqrt();
             let a = generator.tensor(&a_shape, bound).to_device(device);
-            Ok::<_, std::convert::Infallible>(LoraPair { a, b: Tensor::zeros(b_shape, (Kind::Float, device)) })
+            Ok::<_, std::convert::Infallible>(LoraPair {
+                a,
+                b: Tensor::zeros(b_shape, (Kind::Float, device)),
+            })
         });
         match built {
             Ok(adapter) => adapter,
@@ -119,7 +140,11 @@ impl LoraAdapter {
             }
             layers.push(modules);
         }
-        Ok(Self { config: config.clone(), model: model.clone(), layers })
+        Ok(Self {
+            config: config.clone(),
+            model: model.clone(),
+            layers,
+        })
     }
 
     /// Reads a PEFT directory, `adapter_config.json` and `adapter_model.safetensors`.
@@ -174,13 +199,15 @@ impl LoraAdapter {
         let layers = self.layers.iter().map(|[q, k, v, o, gate, up, down]| {
             // In the order of FusedPart.
             [
-            self.fuse_modules(&[("q_proj", q), ("k_proj", k), ("v_proj", v)], kind),
-            self.fuse_modules(&[("o_proj", o)], kind),
-            self.fuse_modules(&[("gate_proj", gate), ("up_proj", up)], kind),
-            self.fuse_modules(&[("down_proj", down)], kind),
+                self.fuse_modules(&[("q_proj", q), ("k_proj", k), ("v_proj", v)], kind),
+                self.fuse_modules(&[("o_proj", o)], kind),
+                self.fuse_modules(&[("gate_proj", gate), ("up_proj", up)], kind),
+                self.fuse_modules(&[("down_proj", down)], kind),
             ]
         });
-        FusedLora { layers: layers.collect() }
+        FusedLora {
+            layers: layers.collect(),
+        }
     }
 
     fn fuse_modules(&self, modules: &[(&str, &Option<LoraPair>)], kind: Kind) -> Option<LowRank> {
@@ -204,11 +231,19 @@ impl LoraAdapter {
         }
         let scale = self.config.alpha / self.config.rank as f64;
         let up = Tensor::block_diag(&blocks) * scale;
-        Some(LowRank { down: Tensor::cat(&downs, 0).tr().contiguous().to_kind(kind), up: up.to_kind(kind) })
+        Some(LowRank {
+            down: Tensor::cat(&downs, 0).tr().contiguous().to_kind(kind),
+            up: up.to_kind(kind),
+        })
     }
 
     fn device(&self) -> Device {
-        self.layers.iter().flatten().flatten().next().map_or(Device::Cpu, |pair| pair.a.device())
+        self.layers
+            .iter()
+            .flatten()
+            .flatten()
+            .next()
+            .map_or(Device::Cpu, |pair| pair.a.device())
     }
 }
 

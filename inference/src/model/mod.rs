@@ -43,7 +43,10 @@ pub struct LoadOptions {
 impl Default for LoadOptions {
     /// float32 on the CPU.
     fn default() -> Self {
-        Self { device: Device::Cpu, kind: Kind::Float }
+        Self {
+            device: Device::Cpu,
+            kind: Kind::Float,
+        }
     }
 }
 
@@ -57,7 +60,10 @@ impl LoadOptions {
         let index = match device {
             "cpu" => None,
             "cuda" => Some(0),
-            other => match other.strip_prefix("cuda:").and_then(|index| index.parse::<usize>().ok()) {
+            other => match other
+                .strip_prefix("cuda:")
+                .and_then(|index| index.parse::<usize>().ok())
+            {
                 Some(index) => Some(index),
                 None => return refuse("device", format!("is `{device}`, use `cpu` or `cuda:0`")),
             },
@@ -67,7 +73,9 @@ impl LoadOptions {
             None => Device::Cpu,
             Some(index) if index < n_cuda => Device::Cuda(index),
             Some(index) => {
-                let reason = format!("is `cuda:{index}` and libtorch sees {n_cuda} CUDA devices, use `cpu` or a libtorch with CUDA");
+                let reason = format!(
+                    "is `cuda:{index}` and libtorch sees {n_cuda} CUDA devices, use `cpu` or a libtorch with CUDA"
+                );
                 return refuse("device", reason);
             }
         };
@@ -101,18 +109,29 @@ impl Model {
     pub fn load(source: &Path, options: &LoadOptions) -> Result<Self, InferenceError> {
         if !matches!(options.kind, Kind::Float | Kind::BFloat16) {
             let reason = format!("is {:?}, use float32 or bfloat16", options.kind);
-            return Err(InferenceError::InvalidSetting { setting: "dtype", reason });
+            return Err(InferenceError::InvalidSetting {
+                setting: "dtype",
+                reason,
+            });
         }
         let (config, mut weights) = weights::open(source)?;
         let llama = tch::no_grad(|| llama::Llama::load(&config, &mut weights, options))?;
         weights.finish()?;
-        Ok(Self { config, options: *options, llama })
+        Ok(Self {
+            config,
+            options: *options,
+            llama,
+        })
     }
 
     /// A model with small random weights, the same for the same seed; for tests and benchmarks.
     pub fn random(config: ModelConfig, seed: u64, options: &LoadOptions) -> Self {
         let llama = tch::no_grad(|| llama::Llama::random(&config, seed, options));
-        Self { config, options: *options, llama }
+        Self {
+            config,
+            options: *options,
+            llama,
+        }
     }
 
     /// The model's sizes.
@@ -133,7 +152,11 @@ impl Model {
     /// Another handle on the same weights, for another thread.
     #[must_use]
     pub fn shallow_clone(&self) -> Self {
-        Self { config: self.config.clone(), options: self.options, llama: self.llama.shallow_clone() }
+        Self {
+            config: self.config.clone(),
+            options: self.options,
+            llama: self.llama.shallow_clone(),
+        }
     }
 
     /// Runs all layers over the flat tokens of one or more sequences.

@@ -24,25 +24,42 @@ pub(crate) struct SafetensorsFile {
 impl SafetensorsFile {
     /// Opens a file and checks that its header describes exactly the bytes that follow.
     pub(crate) fn open(path: &Path) -> Result<Self, InferenceError> {
-        let read_error = |source| InferenceError::Read { path: path.to_owned(), source };
-        let damaged = |reason: String| InferenceError::DamagedFile { path: path.to_owned(), reason };
+        let read_error = |source| InferenceError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let damaged = |reason: String| InferenceError::DamagedFile {
+            path: path.to_owned(),
+            reason,
+        };
         let file = File::open(path).map_err(read_error)?;
         if file.metadata().map_err(read_error)?.len() == 0 {
             return Err(damaged("it is empty".to_owned()));
         }
-        #[expect(unsafe_code, reason = "a memory map of a file that nobody shortens while it is loaded")]
+        #[expect(
+            unsafe_code,
+            reason = "a memory map of a file that nobody shortens while it is loaded"
+        )]
         // SAFETY: the map is read-only; a process that truncates a model's file during loading would end this one
         // with SIGBUS, which is accepted as for every program that maps models.
         let map = unsafe { Mmap::map(&file) }.map_err(read_error)?;
         let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|error| {
             damaged(match error {
                 safetensors::SafeTensorError::MetadataIncompleteBuffer => {
-                    format!("its header doesn't describe its {} bytes (the end is missing)", map.len())
+                    format!(
+                        "its header doesn't describe its {} bytes (the end is missing)",
+                        map.len()
+                    )
                 }
                 other => format!("its header can't be read ({other})"),
             })
         })?;
-        Ok(Self { path: path.to_owned(), map, metadata, data_start: header + 8 })
+        Ok(Self {
+            path: path.to_owned(),
+            map,
+            metadata,
+            data_start: header + 8,
+        })
     }
 
     /// Where the file lies.
@@ -59,7 +76,9 @@ impl SafetensorsFile {
 
     /// Copies a tensor out of the file in the type that it has there; `None` if the file has none of this name.
     pub(crate) fn read(&self, name: &str) -> Result<Option<Tensor>, InferenceError> {
-        let Some(info) = self.metadata.info(name) else { return Ok(None) };
+        let Some(info) = self.metadata.info(name) else {
+            return Ok(None);
+        };
         let kind = match info.dtype {
             Dtype::F32 => Kind::Float,
             Dtype::F16 => Kind::Half,
@@ -100,17 +119,32 @@ impl SafetensorsFolder {
         let index_path = folder.join("model.safetensors.index.json");
         let files = match std::fs::read_to_string(&index_path) {
             Ok(text) => {
-                let index: ShardIndex = serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(&text))
-                    .map_err(|source| InferenceError::Json { path: index_path.clone(), source })?;
+                let index: ShardIndex = serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(
+                    &text,
+                ))
+                .map_err(|source| InferenceError::Json {
+                    path: index_path.clone(),
+                    source,
+                })?;
                 return Self::open_shards(folder, &index_path, &index);
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 vec![SafetensorsFile::open(&folder.join("model.safetensors"))?]
             }
-            Err(source) => return Err(InferenceError::Read { path: index_path, source }),
+            Err(source) => {
+                return Err(InferenceError::Read {
+                    path: index_path,
+                    source,
+                });
+            }
         };
         let places = files[0].names().into_iter().map(|name| (name, 0)).collect();
-        Ok(Self { path: folder.to_owned(), files, places, taken: HashSet::new() })
+        Ok(Self {
+            path: folder.to_owned(),
+            files,
+            places,
+            taken: HashSet::new(),
+        })
     }
 
     fn open_shards(folder: &Path, index_path: &Path, index: &ShardIndex) -> Result<Self, InferenceError> {
@@ -120,7 +154,10 @@ impl SafetensorsFolder {
         let mut files = Vec::new();
         let mut places = BTreeMap::new();
         for name in names {
-            if Path::new(name).file_name().is_none_or(|file_name| file_name != name.as_str()) {
+            if Path::new(name)
+                .file_name()
+                .is_none_or(|file_name| file_name != name.as_str())
+            {
                 return Err(InferenceError::DamagedFile {
                     path: index_path.to_owned(),
                     reason: format!("it names the shard `{name}`, which isn't a plain file name"),
@@ -139,14 +176,23 @@ impl SafetensorsFolder {
             }
             files.push(file);
         }
-        if let Some((tensor, shard)) = index.weight_map.iter().find(|(tensor, _)| !places.contains_key(*tensor)) {
+        if let Some((tensor, shard)) = index
+            .weight_map
+            .iter()
+            .find(|(tensor, _)| !places.contains_key(*tensor))
+        {
             return Err(InferenceError::Tensor {
                 path: folder.join(shard),
                 tensor: tensor.clone(),
                 reason: format!("is missing, though {} places it here", index_path.display()),
             });
         }
-        Ok(Self { path: folder.to_owned(), files, places, taken: HashSet::new() })
+        Ok(Self {
+            path: folder.to_owned(),
+            files,
+            places,
+            taken: HashSet::new(),
+        })
     }
 
     /// Reads a tensor, which must have the expected shape, in the type that it has in the file.
@@ -154,7 +200,11 @@ impl SafetensorsFolder {
         let file = match self.places.get(name) {
             Some(&index) => &self.files[index],
             None => {
-                let path = if let [file] = self.files.as_slice() { file.path() } else { &self.path };
+                let path = if let [file] = self.files.as_slice() {
+                    file.path()
+                } else {
+                    &self.path
+                };
                 return Err(InferenceError::Tensor {
                     path: path.to_owned(),
                     tensor: name.to_owned(),
@@ -164,7 +214,11 @@ impl SafetensorsFolder {
         };
         let tensor = file.read(name)?.filter(|tensor| tensor.size() == shape);
         let Some(tensor) = tensor else {
-            let found = file.metadata.info(name).map(|info| info.shape.clone()).unwrap_or_default();
+            let found = file
+                .metadata
+                .info(name)
+                .map(|info| info.shape.clone())
+                .unwrap_or_default();
             return Err(InferenceError::Tensor {
                 path: file.path().to_owned(),
                 tensor: name.to_owned(),

@@ -15,36 +15,68 @@ use crate::InferenceError;
 /// Where weights are taken from.
 #[derive(Debug)]
 pub(super) enum Weights {
-    Folder { files: SafetensorsFolder, tie_word_embeddings: bool },
-    Gguf { file: GgufFile, config: Box<ModelConfig>, taken: HashSet<String> },
+    Folder {
+        files: SafetensorsFolder,
+        tie_word_embeddings: bool,
+    },
+    Gguf {
+        file: GgufFile,
+        config: Box<ModelConfig>,
+        taken: HashSet<String>,
+    },
 }
 
 /// Opens a Hugging Face folder or a GGUF file and reads the model's sizes.
 pub(super) fn open(source: &Path) -> Result<(ModelConfig, Weights), InferenceError> {
-    let no_model = |reason: &str| InferenceError::NoModel { path: source.to_owned(), reason: reason.to_owned() };
+    let no_model = |reason: &str| InferenceError::NoModel {
+        path: source.to_owned(),
+        reason: reason.to_owned(),
+    };
     let metadata = match std::fs::metadata(source) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(no_model("there is no such file or folder; give a Hugging Face folder or a .gguf file"));
+            return Err(no_model(
+                "there is no such file or folder; give a Hugging Face folder or a .gguf file",
+            ));
         }
-        Err(error) => return Err(InferenceError::Read { path: source.to_owned(), source: error }),
+        Err(error) => {
+            return Err(InferenceError::Read {
+                path: source.to_owned(),
+                source: error,
+            });
+        }
     };
     if metadata.is_dir() {
         let config_path = source.join("config.json");
-        if !config_path.try_exists().map_err(|error| InferenceError::Read { path: config_path.clone(), source: error })? {
+        if !config_path.try_exists().map_err(|error| InferenceError::Read {
+            path: config_path.clone(),
+            source: error,
+        })? {
             return Err(no_model("the folder has no config.json"));
         }
         let config = ModelConfig::from_hugging_face(&config_path)?;
         let files = SafetensorsFolder::open(source)?;
-        let weights = Weights::Folder { files, tie_word_embeddings: config.tie_word_embeddings };
+        let weights = Weights::Folder {
+            files,
+            tie_word_embeddings: config.tie_word_embeddings,
+        };
         return Ok((config, weights));
     }
-    if source.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("gguf")) {
-        return Err(no_model("it is a file but doesn't end in .gguf; give a Hugging Face folder or a .gguf file"));
+    if source
+        .extension()
+        .is_none_or(|extension| !extension.eq_ignore_ascii_case("gguf"))
+    {
+        return Err(no_model(
+            "it is a file but doesn't end in .gguf; give a Hugging Face folder or a .gguf file",
+        ));
     }
     let file = GgufFile::open(source)?;
     let config = ModelConfig::from_gguf(&file)?;
-    let weights = Weights::Gguf { file, config: Box::new(config.clone()), taken: HashSet::new() };
+    let weights = Weights::Gguf {
+        file,
+        config: Box::new(config.clone()),
+        taken: HashSet::new(),
+    };
     Ok((config, weights))
 }
 
@@ -67,7 +99,11 @@ impl Weights {
                         Some(found) => format!("has shape {found:?}, expected {shape:?}"),
                         None => format!("is missing, expected with shape {shape:?}"),
                     };
-                    return Err(InferenceError::Tensor { path: file.path().to_owned(), tensor: gguf_name, reason });
+                    return Err(InferenceError::Tensor {
+                        path: file.path().to_owned(),
+                        tensor: gguf_name,
+                        reason,
+                    });
                 }
                 let values = file.read_tensor(&gguf_name)?.values;
                 let tensor = Tensor::f_from_slice(&values)?.f_view(shape)?;
@@ -87,9 +123,15 @@ impl Weights {
     /// Refuses files with tensors that the model has no place for.
     pub(super) fn finish(self) -> Result<(), InferenceError> {
         match self {
-            Self::Folder { files, tie_word_embeddings } => files.finish(tie_word_embeddings),
+            Self::Folder {
+                files,
+                tie_word_embeddings,
+            } => files.finish(tie_word_embeddings),
             Self::Gguf { file, taken, .. } => {
-                match file.tensor_names().find(|&name| name != "rope_freqs.weight" && !taken.contains(name)) {
+                match file
+                    .tensor_names()
+                    .find(|&name| name != "rope_freqs.weight" && !taken.contains(name))
+                {
                     None => Ok(()),
                     Some(name) => Err(InferenceError::Tensor {
                         path: file.path().to_owned(),
@@ -106,7 +148,10 @@ impl Weights {
 /// Face's turns a row with the one half a head further.
 fn to_half_rotation(weight: &Tensor, n_heads: i64) -> Result<Tensor, InferenceError> {
     let (out, input) = weight.size2()?;
-    Ok(weight.f_view([n_heads, out / n_heads / 2, 2, input])?.f_transpose(1, 2)?.f_reshape([out, input])?)
+    Ok(weight
+        .f_view([n_heads, out / n_heads / 2, 2, input])?
+        .f_transpose(1, 2)?
+        .f_reshape([out, input])?)
 }
 
 fn gguf_name(name: &str) -> String {

@@ -40,17 +40,12 @@ impl Draft {
 
     /// The first part of the answer is here.
     pub(crate) fn answer_began(&mut self) {
-        self.first_token_ms.get_or_insert(self.began.elapsed().as_millis() as u64);
+        self.first_token_ms
+            .get_or_insert(self.began.elapsed().as_millis() as u64);
     }
 
     /// The record. `error` says why a call is not complete.
-    pub(crate) fn finish(
-        self,
-        plan: &Plan,
-        status: CallStatus,
-        answer: Assembled,
-        error: Option<String>,
-    ) -> ModelCall {
+    pub(crate) fn finish(self, plan: &Plan, status: CallStatus, answer: Assembled, error: Option<String>) -> ModelCall {
         ModelCall {
             id: self.id,
             episode_id: self.episode_id,
@@ -88,5 +83,7 @@ fn agents_view(mut response: Value, plan: &Plan) -> Value {
 
 /// Milliseconds since 1970; zero on a clock before that.
 pub(crate) fn unix_ms() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as i64)
 }

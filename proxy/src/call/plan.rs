@@ -14,8 +14,16 @@ use crate::policy::{CurrentPolicy, PolicyLease};
 use crate::upstream::Upstream;
 
 /// Fields that an episode's overrides may not touch, since the proxy or the agent depends on them.
-pub(crate) const RESERVED_FIELDS: [&str; 8] =
-    ["model", "messages", "stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "prompt"];
+pub(crate) const RESERVED_FIELDS: [&str; 8] = [
+    "model",
+    "messages",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "return_token_ids",
+    "prompt",
+];
 
 /// Two names of one limit: setting one removes the other.
 const MAX_TOKENS_NAMES: [&str; 2] = ["max_tokens", "max_completion_tokens"];
@@ -41,8 +49,14 @@ const SAMPLING_FIELDS: [&str; 16] = [
 ];
 
 /// Fields by which a grammar is imposed on the answer.
-const GRAMMAR_FIELDS: [&str; 6] =
-    ["structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"];
+const GRAMMAR_FIELDS: [&str; 6] = [
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_decoding_backend",
+];
 
 /// What is sent, and how the answer is treated.
 pub(crate) struct Plan {
@@ -77,15 +91,25 @@ impl Plan {
         policy: &Arc<CurrentPolicy>,
         overrides: &Map<String, Value>,
     ) -> Result<Self, ApiError> {
-        let model = request.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let model = request
+            .get("model")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
         let asks = |field: &str| request.get(field).and_then(Value::as_bool).unwrap_or(false);
-        let keep = Keep { logprobs: asks("logprobs"), token_ids: asks("return_token_ids") };
+        let keep = Keep {
+            logprobs: asks("logprobs"),
+            token_ids: asks("return_token_ids"),
+        };
         if !upstream.policy {
             return Ok(Self {
                 upstream: upstream.clone(),
                 body: text.clone(),
                 edit: AnswerEdit::default(),
-                keep: Keep { logprobs: true, token_ids: true },
+                keep: Keep {
+                    logprobs: true,
+                    token_ids: true,
+                },
                 upstream_model: model.clone(),
                 model,
                 lease: None,
@@ -117,7 +141,11 @@ impl Plan {
         Ok(Self {
             upstream: upstream.clone(),
             body: body.into(),
-            edit: AnswerEdit { strip_logprobs: !keep.logprobs, strip_token_ids: !keep.token_ids, model: renamed },
+            edit: AnswerEdit {
+                strip_logprobs: !keep.logprobs,
+                strip_token_ids: !keep.token_ids,
+                model: renamed,
+            },
             keep,
             upstream_model,
             model,
@@ -140,7 +168,13 @@ pub(crate) fn policy_name(version: PolicyVersion, upstream: &Upstream, agents_na
 fn sampling(request: &Value, overrides: &Map<String, Value>) -> Value {
     let overridden_limit = MAX_TOKENS_NAMES.iter().any(|name| overrides.contains_key(*name));
     let fields = SAMPLING_FIELDS.iter().filter_map(|field| {
-        let sent = || if overridden_limit && MAX_TOKENS_NAMES.contains(field) { None } else { request.get(*field) };
+        let sent = || {
+            if overridden_limit && MAX_TOKENS_NAMES.contains(field) {
+                None
+            } else {
+                request.get(*field)
+            }
+        };
         Some(((*field).to_owned(), overrides.get(*field).or_else(sent)?.clone()))
     });
     Value::Object(fields.collect())
@@ -151,7 +185,9 @@ fn grammar_constrained(request: &Value) -> bool {
     let choice = request.get("tool_choice");
     matches!(format, Some("json_object" | "json_schema"))
         || choice.is_some_and(|choice| choice.is_object() || choice == "required")
-        || GRAMMAR_FIELDS.iter().any(|field| request.get(*field).is_some_and(|value| !value.is_null()))
+        || GRAMMAR_FIELDS
+            .iter()
+            .any(|field| request.get(*field).is_some_and(|value| !value.is_null()))
 }
 
 fn json_text(text: &str) -> String {
@@ -167,24 +203,43 @@ mod tests {
     use trajectory::Policy;
 
     fn plan(body: &str, version: u64, policy: bool, overrides: Value) -> Plan {
-        let config = UpstreamConfig { policy, base_model: Some("base".into()), ..UpstreamConfig::new("u", "http://h") };
+        let config = UpstreamConfig {
+            policy,
+            base_model: Some("base".into()),
+            ..UpstreamConfig::new("u", "http://h")
+        };
         let upstreams = Upstreams::new(&ProxyConfig::new(vec![config])).unwrap();
-        let policy = CurrentPolicy::new(Policy { version: PolicyVersion(version), adapter: None });
+        let policy = CurrentPolicy::new(Policy {
+            version: PolicyVersion(version),
+            adapter: None,
+        });
         let request = serde_json::from_str(body).unwrap();
         let overrides = overrides.as_object().unwrap();
-        Plan::chat(&Bytes::from(body.to_owned()), &request, upstreams.default(), &policy, overrides).unwrap()
+        Plan::chat(
+            &Bytes::from(body.to_owned()),
+            &request,
+            upstreams.default(),
+            &policy,
+            overrides,
+        )
+        .unwrap()
     }
 
     #[test]
     fn the_policy_is_asked_for_ids_and_the_rest_stays_as_sent() {
-        let body = "{\"model\": \"gpt-x\", \"messages\" : [], \"top_logprobs\":null,\"new_field\":{ }, \"temperature\":0.70}";
+        let body =
+            "{\"model\": \"gpt-x\", \"messages\" : [], \"top_logprobs\":null,\"new_field\":{ }, \"temperature\":0.70}";
         let plan = plan(body, 3, true, json!({"temperature": 0, "max_tokens": 9}));
         assert_eq!(
             plan.body,
             "{\"model\": \"policy@3\", \"messages\" : [], \"top_logprobs\":0,\"new_field\":{ }, \"temperature\":0,\
              \"logprobs\":true,\"return_token_ids\":true,\"max_tokens\":9}"
         );
-        let edit = AnswerEdit { strip_logprobs: true, strip_token_ids: true, model: Some("gpt-x".into()) };
+        let edit = AnswerEdit {
+            strip_logprobs: true,
+            strip_token_ids: true,
+            model: Some("gpt-x".into()),
+        };
         assert_eq!(plan.edit, edit);
         assert_eq!(plan.version(), Some(PolicyVersion(3)));
         assert_eq!(plan.sampling, json!({"temperature": 0, "max_tokens": 9}));
@@ -192,13 +247,20 @@ mod tests {
 
     #[test]
     fn what_the_agent_asked_for_it_gets() {
-        let body = r#"{"model":"a","logprobs":true,"top_logprobs":5,"return_token_ids":true,"max_completion_tokens":7}"#;
+        let body =
+            r#"{"model":"a","logprobs":true,"top_logprobs":5,"return_token_ids":true,"max_completion_tokens":7}"#;
         let plan = plan(body, 0, true, json!({"max_tokens": 9}));
         assert_eq!(
             plan.body,
             r#"{"model":"base","logprobs":true,"top_logprobs":5,"return_token_ids":true,"max_tokens":9}"#
         );
-        assert_eq!(plan.edit, AnswerEdit { model: Some("a".into()), ..AnswerEdit::default() });
+        assert_eq!(
+            plan.edit,
+            AnswerEdit {
+                model: Some("a".into()),
+                ..AnswerEdit::default()
+            }
+        );
         assert_eq!(plan.sampling, json!({"max_tokens": 9}));
     }
 

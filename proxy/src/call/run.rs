@@ -25,6 +25,10 @@ use crate::upstream::end_to_end;
 /// Names the recorded call on every answer.
 pub(crate) const CALL_HEADER: HeaderName = HeaderName::from_static("x-trainyard-call");
 
+/// Refusals that say that the server is set up wrongly (a missing adapter, a wrong key), not that the agent's request
+/// is wrong.
+const OUR_FAULTS: [StatusCode; 3] = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN, StatusCode::NOT_FOUND];
+
 /// A call on its way.
 pub(crate) struct Call {
     pub(crate) app: App,
@@ -53,7 +57,9 @@ impl Call {
         let (reply, answer) = oneshot::channel();
         let episode = self.episode.clone();
         episode.calls.spawn(self.drive(headers, reply));
-        let mut response = answer.await.unwrap_or_else(|_| ApiError::internal("the call ended without an answer").into_response());
+        let mut response = answer
+            .await
+            .unwrap_or_else(|_| ApiError::internal("the call ended without an answer").into_response());
         if let Some(id) = call_header {
             response.headers_mut().insert(CALL_HEADER, id);
         }
@@ -78,7 +84,9 @@ impl Call {
             headers.remove(header::CONTENT_LENGTH);
             return stream::forward(self, head.status, headers, body, reply).await;
         }
-        let whole = self.interruptible(reply.closed(), collect(body, self.plan.upstream.timeout)).await;
+        let whole = self
+            .interruptible(reply.closed(), collect(body, self.plan.upstream.timeout))
+            .await;
         match whole {
             Ok(body) => self.whole_answer(head.status, headers, body, reply).await,
             Err(interruption) => self.interrupted(interruption, reply).await,
@@ -102,7 +110,10 @@ impl Call {
         async move {
             match tokio::time::timeout(timeout, asked).await {
                 Ok(Ok(answer)) => Ok(answer),
-                Ok(Err(error)) => Err(ApiError::upstream(format!("upstream `{name}` can't be reached: {}", causes(&error)))),
+                Ok(Err(error)) => Err(ApiError::upstream(format!(
+                    "upstream `{name}` can't be reached: {}",
+                    causes(&error)
+                ))),
                 Err(_) => Err(silent(&name, timeout)),
             }
         }
@@ -123,13 +134,22 @@ impl Call {
     }
 
     /// An answer that was not streamed: recorded, then passed on.
-    async fn whole_answer(self, status: StatusCode, mut headers: HeaderMap, body: Bytes, reply: oneshot::Sender<Response>) {
+    async fn whole_answer(
+        self,
+        status: StatusCode,
+        mut headers: HeaderMap,
+        body: Bytes,
+        reply: oneshot::Sender<Response>,
+    ) {
         let answer: Option<Value> = serde_json::from_slice(&body).ok();
         if !status.is_success() {
             return self.refused(status, headers, body, answer, reply).await;
         }
         let Some(answer) = answer.filter(Value::is_object) else {
-            let error = ApiError::upstream(format!("upstream `{}` sent an answer that is not JSON", self.plan.upstream.name));
+            let error = ApiError::upstream(format!(
+                "upstream `{}` sent an answer that is not JSON",
+                self.plan.upstream.name
+            ));
             return self.interrupted(Interruption::Upstream(error), reply).await;
         };
         let assembled = read_completion(&answer, self.plan.keep);
@@ -156,13 +176,16 @@ impl Call {
         let name = self.plan.upstream.name.clone();
         let in_form = answer.as_ref().is_some_and(|answer| answer.get("error").is_some());
         let error = format!("upstream `{name}` answered {status}");
-        let is_theirs = status.is_server_error();
-        let assembled = Assembled { response: answer, ..Assembled::default() };
+        let is_theirs = status.is_server_error() || OUR_FAULTS.contains(&status);
+        let assembled = Assembled {
+            response: answer,
+            ..Assembled::default()
+        };
         if is_theirs {
             self.upstream_failed(&error).await;
         }
         self.record(CallStatus::Failed, assembled, Some(error.clone())).await;
-        let response = if in_form || !is_theirs {
+        let response = if in_form || !status.is_server_error() {
             headers.insert(header::CONTENT_LENGTH, body.len().into());
             respond(status, headers, Body::from(body))
         } else {
@@ -176,12 +199,18 @@ impl Call {
         match interruption {
             Interruption::HungUp => self.record(CallStatus::Aborted, Assembled::default(), None).await,
             Interruption::Closed => {
-                self.record(CallStatus::Aborted, Assembled::default(), Some("the episode closed".into())).await;
+                self.record(
+                    CallStatus::Aborted,
+                    Assembled::default(),
+                    Some("the episode closed".into()),
+                )
+                .await;
                 let _ = reply.send(ApiError::shutting_down().into_response());
             }
             Interruption::Upstream(error) => {
                 self.upstream_failed(&error.message).await;
-                self.record(CallStatus::Failed, Assembled::default(), Some(error.message.clone())).await;
+                self.record(CallStatus::Failed, Assembled::default(), Some(error.message.clone()))
+                    .await;
                 let _ = reply.send(error.into_response());
             }
         }
@@ -189,20 +218,33 @@ impl Call {
 
     /// The upstream's failure is a hole in the episode.
     pub(crate) async fn upstream_failed(&self, error: &str) {
-        self.episode.note_failure(Failure { cause: FailureCause::Upstream, message: error.to_owned() });
+        self.episode.note_failure(Failure {
+            cause: FailureCause::Upstream,
+            message: error.to_owned(),
+        });
         self.app.recorder.taint(&self.episode, error).await;
     }
 
     /// Writes the record; returns when it is in the store.
     pub(crate) async fn record(self, status: CallStatus, answer: Assembled, error: Option<String>) {
-        let Self { app, episode, plan, draft, thread, permit } = self;
+        let Self {
+            app,
+            episode,
+            plan,
+            draft,
+            thread,
+            permit,
+        } = self;
         if plan.version().is_some()
             && let Some(defect) = &answer.defect
         {
             app.recorder.taint(&episode, defect).await;
         }
         if let (Some(caller), CallStatus::Complete) = (thread, status)
-            && let Some(message) = answer.response.as_ref().and_then(|answer| answer.pointer("/choices/0/message"))
+            && let Some(message) = answer
+                .response
+                .as_ref()
+                .and_then(|answer| answer.pointer("/choices/0/message"))
         {
             let end = threads::end_hash(&caller, messages(draft.request()), message);
             app.threads.remember(end, &episode.id);
@@ -233,7 +275,10 @@ pub(crate) async fn next_data(body: &mut Incoming, timeout: std::time::Duration)
                 }
             }
             Ok(Some(Err(error))) => {
-                return Err(ApiError::upstream(format!("the upstream's answer broke off: {}", causes(&error))));
+                return Err(ApiError::upstream(format!(
+                    "the upstream's answer broke off: {}",
+                    causes(&error)
+                )));
             }
             Ok(None) => return Ok(None),
             Err(_) => return Err(silent("", timeout)),
@@ -249,7 +294,9 @@ fn silent(name: &str, timeout: std::time::Duration) -> ApiError {
 
 /// An error with its causes, for people.
 fn causes(error: &dyn std::error::Error) -> String {
-    let chain: Vec<String> = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect();
+    let chain: Vec<String> = std::iter::successors(Some(error), |error| error.source())
+        .map(ToString::to_string)
+        .collect();
     chain.join(": ")
 }
 
@@ -261,6 +308,11 @@ pub(crate) fn respond(status: StatusCode, headers: HeaderMap, body: Body) -> Res
 }
 
 fn is_event_stream(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"))
+    let kind = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok())
+        .unwrap_or_default();
+    kind.split(';')
+        .next()
+        .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"))
 }

@@ -36,7 +36,11 @@ pub(super) async fn forward(
     let (parts, receiver) = mpsc::channel(WAITING_PARTS);
     let stream = ReceiverStream::new(receiver).map(Ok::<Bytes, Infallible>);
     let _ = reply.send(respond(status, headers, Body::from_stream(stream)));
-    let mut tee = Tee { parser: SseParser::default(), assembler: Assembler::new(call.plan.keep), end: BytesMut::new() };
+    let mut tee = Tee {
+        parser: SseParser::default(),
+        assembler: Assembler::new(call.plan.keep),
+        end: BytesMut::new(),
+    };
     let ended = loop {
         let next = next_data(&mut body, call.plan.upstream.timeout);
         match call.interruptible(parts.closed(), next).await {
@@ -59,7 +63,11 @@ pub(super) async fn forward(
     // Closes the connection to an upstream that has not finished, which tells it to stop sampling.
     drop(body);
     let is_done = !tee.end.is_empty();
-    let Tee { parser, mut assembler, end: mut last } = tee;
+    let Tee {
+        parser,
+        mut assembler,
+        end: mut last,
+    } = tee;
     if let (Ok(()), Some(rest)) = (&ended, parser.finish()) {
         last.extend_from_slice(&forwarded(&rest, &mut assembler, &call));
     }
@@ -76,7 +84,8 @@ pub(super) async fn forward(
         (Ok(()) | Err(Interruption::HungUp), None) if finished => call.record(CallStatus::Complete, answer, None).await,
         (Err(Interruption::HungUp), None) => call.record(CallStatus::Aborted, answer, None).await,
         (Err(Interruption::Closed), None) => {
-            call.record(CallStatus::Aborted, answer, Some("the episode closed".into())).await;
+            call.record(CallStatus::Aborted, answer, Some("the episode closed".into()))
+                .await;
             last.extend_from_slice(&error_event(&ApiError::shutting_down()));
         }
         (Ok(()), None) => {
@@ -135,8 +144,12 @@ impl Tee {
 
 /// The frame as the agent gets it, after its data went to the assembler.
 fn forwarded(frame: &Frame, assembler: &mut Assembler, call: &Call) -> Bytes {
-    let Some(data) = frame.data() else { return frame.raw.clone() };
-    let Ok(chunk) = serde_json::from_str::<Value>(&data) else { return frame.raw.clone() };
+    let Some(data) = frame.data() else {
+        return frame.raw.clone();
+    };
+    let Ok(chunk) = serde_json::from_str::<Value>(&data) else {
+        return frame.raw.clone();
+    };
     assembler.push(chunk);
     match call.plan.edit.apply(&data) {
         std::borrow::Cow::Borrowed(_) => frame.raw.clone(),

@@ -37,7 +37,10 @@ impl Sessions {
         if inner.closed {
             return None;
         }
-        let session = inner.by_name.entry(config.name.clone()).or_insert_with(|| Arc::new(Session::new(config.clone())));
+        let session = inner
+            .by_name
+            .entry(config.name.clone())
+            .or_insert_with(|| Arc::new(Session::new(config.clone())));
         Some(session.clone())
     }
 

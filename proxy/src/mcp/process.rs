@@ -15,7 +15,16 @@ use tokio_util::sync::CancellationToken;
 use crate::config::McpServerConfig;
 
 /// Variables of the proxy that a tool server inherits.
-const INHERITED: [&str; 8] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE"];
+const INHERITED: [&str; 8] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "SSL_CERT_FILE",
+];
 /// How much of a server's standard error is kept for messages, in bytes.
 const STDERR_TAIL: usize = 4096;
 /// Longest message that a server may send, in bytes.
@@ -29,9 +38,18 @@ pub(crate) enum ToolServerError {
     #[error("tool server `{server}` can't be started: {reason}")]
     Spawn { server: String, reason: String },
     #[error("tool server `{server}` did not answer `{method}` within {seconds} s{stderr}")]
-    Timeout { server: String, method: String, seconds: f64, stderr: StderrTail },
+    Timeout {
+        server: String,
+        method: String,
+        seconds: f64,
+        stderr: StderrTail,
+    },
     #[error("tool server `{server}` ended before it answered `{method}`{stderr}")]
-    Ended { server: String, method: String, stderr: StderrTail },
+    Ended {
+        server: String,
+        method: String,
+        stderr: StderrTail,
+    },
     #[error("the episode closed while tool server `{server}` was asked")]
     Closed { server: String },
 }
@@ -82,9 +100,17 @@ impl Process {
     /// Starts the server in a process group of its own.
     pub(crate) fn start(config: &McpServerConfig) -> Result<Arc<Self>, ToolServerError> {
         let server = config.name.clone();
-        let failed = |reason: String| ToolServerError::Spawn { server: server.clone(), reason };
-        let (program, arguments) = config.command.split_first().ok_or_else(|| failed("no command".into()))?;
-        let inherited = INHERITED.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
+        let failed = |reason: String| ToolServerError::Spawn {
+            server: server.clone(),
+            reason,
+        };
+        let (program, arguments) = config
+            .command
+            .split_first()
+            .ok_or_else(|| failed("no command".into()))?;
+        let inherited = INHERITED
+            .iter()
+            .filter_map(|name| Some((*name, std::env::var_os(name)?)));
         let mut child = Command::new(program)
             .args(arguments)
             .env_clear()
@@ -132,14 +158,24 @@ impl Process {
         timeout: Duration,
         closing: &CancellationToken,
     ) -> Result<Map<String, Value>, ToolServerError> {
-        let method = message.get("method").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let method = message
+            .get("method")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
         let client_id = message.get("id").cloned().unwrap_or_default();
         let (reply, answer) = oneshot::channel();
         let id = {
             let mut waiting = self.waiting();
             waiting.last_id += 1;
             let id = waiting.last_id;
-            waiting.requests.insert(id, Request { client_id: client_id.clone(), reply });
+            waiting.requests.insert(
+                id,
+                Request {
+                    client_id: client_id.clone(),
+                    reply,
+                },
+            );
             id
         };
         message.insert("id".into(), id.into());
@@ -163,30 +199,51 @@ impl Process {
             Err(None) => {
                 // What it said last may still be on its way here.
                 let _ = tokio::time::timeout(GRACE, self.stderr_read.cancelled()).await;
-                Err(ToolServerError::Ended { server, method, stderr: self.stderr_tail() })
+                Err(ToolServerError::Ended {
+                    server,
+                    method,
+                    stderr: self.stderr_tail(),
+                })
             }
             Err(Some(closed)) => {
                 self.waiting().requests.remove(&id);
                 let reason = if closed { "the episode closed" } else { "timeout" };
-                self.send(json!({"jsonrpc": "2.0", "method": "notifications/cancelled",
-                    "params": {"requestId": id, "reason": reason}}).as_object().unwrap_or(&Map::new()));
+                self.send(
+                    json!({"jsonrpc": "2.0", "method": "notifications/cancelled",
+                    "params": {"requestId": id, "reason": reason}})
+                    .as_object()
+                    .unwrap_or(&Map::new()),
+                );
                 if closed {
                     return Err(ToolServerError::Closed { server });
                 }
                 let seconds = timeout.as_secs_f64();
-                Err(ToolServerError::Timeout { server, method, seconds, stderr: self.stderr_tail() })
+                Err(ToolServerError::Timeout {
+                    server,
+                    method,
+                    seconds,
+                    stderr: self.stderr_tail(),
+                })
             }
         }
     }
 
     /// Passes a notification on.
     pub(crate) fn notify(&self, mut message: Map<String, Value>) {
-        if message.get("method").is_some_and(|method| method == "notifications/cancelled") {
+        if message
+            .get("method")
+            .is_some_and(|method| method == "notifications/cancelled")
+        {
             let params = message.get_mut("params").and_then(Value::as_object_mut);
-            let Some(request_id) = params.and_then(|params| params.get_mut("requestId")) else { return };
+            let Some(request_id) = params.and_then(|params| params.get_mut("requestId")) else {
+                return;
+            };
             let id = {
                 let waiting = self.waiting();
-                let named = waiting.requests.iter().find(|(_, request)| request.client_id == *request_id);
+                let named = waiting
+                    .requests
+                    .iter()
+                    .find(|(_, request)| request.client_id == *request_id);
                 named.map(|(id, _)| *id)
             };
             // A request that has been answered needs no cancellation.
@@ -220,7 +277,10 @@ impl Process {
             match (&mut reader).take(MAX_MESSAGE).read_until(b'\n', &mut line).await {
                 Ok(n) if n > 0 && line.ends_with(b"\n") => {}
                 Ok(n) if n as u64 == MAX_MESSAGE => {
-                    tracing::warn!(server = self.server, "a tool server's message is too long: the server is ended");
+                    tracing::warn!(
+                        server = self.server,
+                        "a tool server's message is too long: the server is ended"
+                    );
                     break;
                 }
                 // A last line without its end is still a message.
@@ -230,7 +290,10 @@ impl Process {
             match serde_json::from_slice::<Value>(&line) {
                 Ok(Value::Object(message)) => self.dispatch(message),
                 _ if line.trim_ascii().is_empty() => {}
-                _ => tracing::debug!(server = self.server, "a tool server printed a line that is not a JSON-RPC message"),
+                _ => tracing::debug!(
+                    server = self.server,
+                    "a tool server printed a line that is not a JSON-RPC message"
+                ),
             }
         }
         self.ended.cancel();

@@ -39,7 +39,10 @@ struct State {
 
 impl Session {
     pub(crate) fn new(config: Arc<McpServerConfig>) -> Self {
-        Self { config, state: Mutex::default() }
+        Self {
+            config,
+            state: Mutex::default(),
+        }
     }
 
     /// Starts the process now, so that it is up when the agent's first message comes. Failures show then.
@@ -50,7 +53,11 @@ impl Session {
     /// Takes one message of the client; `None` where it needs no answer.
     pub(crate) async fn handle(&self, message: Value, episode: &LiveEpisode, recorder: &Recorder) -> Option<Value> {
         let Value::Object(message) = message else {
-            return Some(error_answer(Value::Null, INVALID_REQUEST, "a JSON-RPC message is an object"));
+            return Some(error_answer(
+                Value::Null,
+                INVALID_REQUEST,
+                "a JSON-RPC message is an object",
+            ));
         };
         let method = message.get("method").and_then(Value::as_str).map(str::to_owned);
         let id = message.get("id").filter(|id| !id.is_null()).cloned();
@@ -104,7 +111,10 @@ impl Session {
             answer.insert("id".into(), id);
             return Value::Object(answer);
         }
-        match process.request(message, self.config.start_timeout, &episode.closing).await {
+        match process
+            .request(message, self.config.start_timeout, &episode.closing)
+            .await
+        {
             Ok(answer) => {
                 if answer.contains_key("result") {
                     state.initialized = Some(answer.clone());
@@ -149,14 +159,21 @@ impl Session {
         recorder: &Recorder,
     ) -> Value {
         let params = message.get("params");
-        let tool = params.and_then(|params| params.get("name")).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let tool = params
+            .and_then(|params| params.get("name"))
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
         let arguments = params.and_then(|params| params.get("arguments")).cloned();
         let (started_at_ms, began) = (unix_ms(), Instant::now());
         let answered = self.ask(message, episode).await;
         let (answer, result, error) = match answered {
             Ok(answer) => {
                 let error = answer.get("error").map(|error| {
-                    error.get("message").and_then(Value::as_str).map_or_else(|| error.to_string(), str::to_owned)
+                    error
+                        .get("message")
+                        .and_then(Value::as_str)
+                        .map_or_else(|| error.to_string(), str::to_owned)
                 });
                 let result = answer.get("result").cloned();
                 (Value::Object(answer), result, error)
@@ -168,7 +185,10 @@ impl Session {
                 (json!({"jsonrpc": "2.0", "id": id, "result": result}), None, Some(text))
             }
         };
-        let told = result.as_ref().and_then(|result| result.get("isError")).and_then(Value::as_bool);
+        let told = result
+            .as_ref()
+            .and_then(|result| result.get("isError"))
+            .and_then(Value::as_bool);
         let call = ToolCall {
             id: ToolCallId::new(),
             episode_id: episode.id.clone(),
@@ -186,7 +206,11 @@ impl Session {
         answer
     }
 
-    async fn ask(&self, message: Map<String, Value>, episode: &LiveEpisode) -> Result<Map<String, Value>, ToolServerError> {
+    async fn ask(
+        &self,
+        message: Map<String, Value>,
+        episode: &LiveEpisode,
+    ) -> Result<Map<String, Value>, ToolServerError> {
         let process = {
             let mut state = self.state.lock().await;
             match &state.process {
@@ -195,13 +219,17 @@ impl Session {
                 _ => self.running(&mut state)?,
             }
         };
-        process.request(message, self.config.call_timeout, &episode.closing).await
+        process
+            .request(message, self.config.call_timeout, &episode.closing)
+            .await
     }
 
     /// The process, started where there is none or it has ended.
     fn running(&self, state: &mut State) -> Result<Arc<Process>, ToolServerError> {
         if state.closed {
-            return Err(ToolServerError::Closed { server: self.config.name.clone() });
+            return Err(ToolServerError::Closed {
+                server: self.config.name.clone(),
+            });
         }
         if let Some(process) = state.process.as_ref().filter(|process| process.is_running()) {
             return Ok(process.clone());
@@ -222,7 +250,10 @@ impl Session {
 fn note(error: &ToolServerError, episode: &LiveEpisode) {
     if !matches!(error, ToolServerError::Closed { .. }) {
         tracing::warn!(episode = %episode.id, %error, "tool server failed");
-        episode.note_failure(Failure { cause: FailureCause::ToolServer, message: error.to_string() });
+        episode.note_failure(Failure {
+            cause: FailureCause::ToolServer,
+            message: error.to_string(),
+        });
     }
 }
 

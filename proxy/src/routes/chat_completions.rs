@@ -46,10 +46,14 @@ async fn plan(app: App, episode: Option<Arc<LiveEpisode>>, request: Request) -> 
     let permit = permit.map_err(|_| ApiError::too_many("too many model calls are in flight: try again shortly"))?;
     let headers = request.headers().clone();
     let body = app.read_body(request).await?;
-    let parsed: Value = serde_json::from_slice(&body)
-        .map_err(|error| ApiError::bad_request("invalid_json", format!("the request body is not valid JSON: {error}")))?;
+    let parsed: Value = serde_json::from_slice(&body).map_err(|error| {
+        ApiError::bad_request("invalid_json", format!("the request body is not valid JSON: {error}"))
+    })?;
     if !parsed.is_object() {
-        return Err(ApiError::bad_request("invalid_json", "the request body is not a JSON object"));
+        return Err(ApiError::bad_request(
+            "invalid_json",
+            "the request body is not a JSON object",
+        ));
     }
     let (episode, thread) = match episode {
         Some(episode) => (episode, None),
@@ -63,5 +67,12 @@ async fn plan(app: App, episode: Option<Arc<LiveEpisode>>, request: Request) -> 
     let plan = Plan::chat(&body, &parsed, upstream, &app.policy, &episode.overrides)?;
     episode.touch();
     let draft = Draft::new(episode.id.clone(), parsed);
-    Ok(Call { app, episode, plan, draft, thread, permit })
+    Ok(Call {
+        app,
+        episode,
+        plan,
+        draft,
+        thread,
+        permit,
+    })
 }

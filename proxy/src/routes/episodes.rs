@@ -45,7 +45,10 @@ pub(super) async fn open(State(app): State<App>, request: Request) -> Result<Jso
     if let Some(name) = &body.upstream
         && app.upstreams.named(name).is_none()
     {
-        return Err(ApiError::bad_request("unknown_upstream", format!("no upstream is named `{name}`")));
+        return Err(ApiError::bad_request(
+            "unknown_upstream",
+            format!("no upstream is named `{name}`"),
+        ));
     }
     let new = NewEpisode {
         scenario_id: body.scenario,
@@ -60,7 +63,10 @@ pub(super) async fn open(State(app): State<App>, request: Request) -> Result<Jso
     let episode = app.episodes.open(new).await?;
     app.metrics.episodes_opened.add(1);
     let base = format!("{origin}/e/{}", episode.id);
-    let servers = app.mcp_servers.iter().map(|server| (server.name.clone(), mcp::server_url(&base, server).into()));
+    let servers = app
+        .mcp_servers
+        .iter()
+        .map(|server| (server.name.clone(), mcp::server_url(&base, server).into()));
     let servers: Map<String, Value> = servers.collect();
     Ok(Json(json!({
         "id": episode.id,
@@ -98,7 +104,9 @@ pub(super) async fn list(State(app): State<App>, request: Request) -> Result<Jso
 pub(super) async fn show(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
     let wanted = EpisodeId::from(id.as_str());
     let record = app.recorder.run(move |store| store.record(&wanted)).await;
-    let record = record.map_err(|error| ApiError::store(&error))?.ok_or_else(|| ApiError::unknown_episode(&id))?;
+    let record = record
+        .map_err(|error| ApiError::store(&error))?
+        .ok_or_else(|| ApiError::unknown_episode(&id))?;
     json_answer(record)
 }
 
@@ -152,7 +160,10 @@ pub(super) async fn feedback(State(app): State<App>, request: Request) -> Result
     let call = body.response_id.clone();
     let episode = app.recorder.run(move |store| store.episode_of_call(&call)).await;
     let episode = episode.map_err(|error| ApiError::store(&error))?.ok_or_else(|| {
-        let message = format!("no call {} is recorded: give the `x-trainyard-call` of an answer", body.response_id);
+        let message = format!(
+            "no call {} is recorded: give the `x-trainyard-call` of an answer",
+            body.response_id
+        );
         ApiError::not_found("call_not_found", message)
     })?;
     set_reward(&app, episode, body.reward, body.metrics, Some("feedback".into())).await
@@ -185,11 +196,17 @@ fn check_finite(reward: Option<f64>) -> Result<(), ApiError> {
     if reward.is_none_or(f64::is_finite) {
         return Ok(());
     }
-    Err(ApiError::bad_request("invalid_reward", "`reward` must be a finite number"))
+    Err(ApiError::bad_request(
+        "invalid_reward",
+        "`reward` must be a finite number",
+    ))
 }
 
 /// Where the caller reached us, so that the addresses in an answer work for it.
 pub(super) fn origin(headers: &HeaderMap) -> String {
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("127.0.0.1");
+    let host = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok())
+        .unwrap_or("127.0.0.1");
     format!("http://{host}")
 }

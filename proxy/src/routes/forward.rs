@@ -28,7 +28,9 @@ pub(super) async fn by_path(
     request: Request,
 ) -> Response {
     match app.episode_by_path(&id, request.headers()).await {
-        Ok(episode) => forward(app, Some(episode), &rest, request).await.unwrap_or_else(IntoResponse::into_response),
+        Ok(episode) => forward(app, Some(episode), &rest, request)
+            .await
+            .unwrap_or_else(IntoResponse::into_response),
         Err(error) => error.into_response(),
     }
 }
@@ -36,7 +38,9 @@ pub(super) async fn by_path(
 /// The episode is in the key, if any.
 pub(super) async fn by_key(State(app): State<App>, Path(rest): Path<String>, request: Request) -> Response {
     match app.episode_by_key(request.headers()).await {
-        Ok(episode) => forward(app, episode, &rest, request).await.unwrap_or_else(IntoResponse::into_response),
+        Ok(episode) => forward(app, episode, &rest, request)
+            .await
+            .unwrap_or_else(IntoResponse::into_response),
         Err(error) => error.into_response(),
     }
 }
@@ -50,22 +54,34 @@ async fn forward(
     app.metrics.requests_forwarded.add(1);
     let (method, headers) = (request.method().clone(), request.headers().clone());
     // The path as sent, so that escapes in it survive.
-    let sent = request.uri().path_and_query().map_or("", http::uri::PathAndQuery::as_str);
-    let path = sent.find("/v1/").map_or_else(|| format!("/v1/{rest}"), |at| sent[at..].to_owned());
+    let sent = request
+        .uri()
+        .path_and_query()
+        .map_or("", http::uri::PathAndQuery::as_str);
+    let path = sent
+        .find("/v1/")
+        .map_or_else(|| format!("/v1/{rest}"), |at| sent[at..].to_owned());
     let body = app.read_body(request).await?;
     let parsed: Option<Value> = serde_json::from_slice(&body).ok();
-    let model = parsed.as_ref().and_then(|body| body.get("model")).and_then(Value::as_str);
+    let model = parsed
+        .as_ref()
+        .and_then(|body| body.get("model"))
+        .and_then(Value::as_str);
     let pinned = episode.as_ref().and_then(|episode| episode.upstream.as_deref());
     let upstream = app.upstreams.choose(pinned, model)?;
     if let Some(episode) = &episode
         && method == Method::POST
         && SAMPLING.contains(&rest)
     {
-        app.recorder.taint(episode, &format!("a call to /v1/{rest} was passed on but not recorded")).await;
+        app.recorder
+            .taint(episode, &format!("a call to /v1/{rest} was passed on but not recorded"))
+            .await;
     }
     let lease = upstream.policy.then(|| app.policy.lease());
     let body = match (&lease, model) {
-        (Some(lease), Some(model)) => rename_model(&body, &policy_name(lease.version(), upstream, model)).unwrap_or(body),
+        (Some(lease), Some(model)) => {
+            rename_model(&body, &policy_name(lease.version(), upstream, model)).unwrap_or(body)
+        }
         _ => body,
     };
     let mut outgoing = http::Request::new(Full::new(body));
@@ -76,7 +92,9 @@ async fn forward(
         ApiError::upstream(format!("upstream `{}` can't be reached: {error}", upstream.name))
     };
     let answer = tokio::time::timeout(upstream.timeout, app.client.request(outgoing)).await;
-    let answer = answer.map_err(|late| unreachable(&late))?.map_err(|error| unreachable(&error))?;
+    let answer = answer
+        .map_err(|late| unreachable(&late))?
+        .map_err(|error| unreachable(&error))?;
     let (head, body) = answer.into_parts();
     Ok(respond(head.status, end_to_end(&head.headers), Body::new(body)))
 }

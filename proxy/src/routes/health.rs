@@ -21,11 +21,20 @@ pub(super) async fn health() -> Json<Value> {
 
 /// `GET /ready`: the store can be read, and the policy's server answers.
 pub(super) async fn ready(State(app): State<App>) -> Response {
-    let store = app.recorder.run(|store| store.policy()).await.err().map(|error| error.to_string());
+    let store = app
+        .recorder
+        .run(|store| store.policy())
+        .await
+        .err()
+        .map(|error| error.to_string());
     let upstream = upstream_problem(&app).await;
     let stopping = app.stopping.is_cancelled();
     let is_ready = store.is_none() && upstream.is_none() && !stopping;
-    let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if is_ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
     let body = json!({"ready": is_ready, "store": store, "upstream": upstream, "stopping": stopping});
     (status, Json(body)).into_response()
 }
@@ -52,8 +61,16 @@ pub(super) async fn metrics(State(app): State<App>) -> Response {
     let calls = app.limits.max_concurrent_calls - app.permits.available_permits();
     let text = app.metrics.render(&[
         ("calls_in_flight", "Model calls in flight.", calls as u64),
-        ("episodes_open", "Episodes that were used since the start and are open.", app.episodes.n_open() as u64),
-        ("policy_version", "The current policy version.", app.policy.current().version.0),
+        (
+            "episodes_open",
+            "Episodes that were used since the start and are open.",
+            app.episodes.n_open() as u64,
+        ),
+        (
+            "policy_version",
+            "The current policy version.",
+            app.policy.current().version.0,
+        ),
     ]);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }

@@ -52,10 +52,15 @@ pub(super) async fn message(
     app.guard.check_origin(request.headers())?;
     let episode = app.episode_by_path(&id, request.headers()).await?;
     let config = server_config(&app, &server)?;
-    let session = episode.sessions.get(config).await.ok_or_else(|| ApiError::episode_closed(&id))?;
+    let session = episode
+        .sessions
+        .get(config)
+        .await
+        .ok_or_else(|| ApiError::episode_closed(&id))?;
     let body = app.read_body(request).await?;
     let Ok(message) = serde_json::from_slice::<Value>(&body) else {
-        let answer = json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": "the body is not JSON"}});
+        let answer =
+            json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": "the body is not JSON"}});
         return Ok((StatusCode::BAD_REQUEST, Json(answer)).into_response());
     };
     // In a task of its own: a client that hangs up does not cancel the record of a tool call.
@@ -81,10 +86,15 @@ pub(super) async fn message(
 
 /// `GET`: there is no stream of messages that a server sends by itself.
 pub(super) async fn no_stream() -> Response {
-    let error = ApiError::bad_request("method_not_allowed", "this MCP endpoint has no stream: send messages by POST");
+    let error = ApiError::bad_request(
+        "method_not_allowed",
+        "this MCP endpoint has no stream: send messages by POST",
+    );
     let mut response = error.into_response();
     *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-    response.headers_mut().insert(header::ALLOW, http::HeaderValue::from_static("POST, DELETE"));
+    response
+        .headers_mut()
+        .insert(header::ALLOW, http::HeaderValue::from_static("POST, DELETE"));
     response
 }
 

@@ -41,7 +41,10 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/{*rest}", any(forward::by_key))
         .route("/e/{episode}/v1/{*rest}", any(forward::by_path))
         .route("/e/{episode}/mcp.json", get(mcp::configuration))
-        .route("/e/{episode}/mcp/{server}", post(mcp::message).get(mcp::no_stream).delete(mcp::end))
+        .route(
+            "/e/{episode}/mcp/{server}",
+            post(mcp::message).get(mcp::no_stream).delete(mcp::end),
+        )
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .with_state(app)
@@ -56,7 +59,10 @@ async fn control_only(State(app): State<App>, request: Request, next: Next) -> R
 
 async fn unknown_path(request: Request) -> ApiError {
     let path = request.uri().path();
-    ApiError::not_found("unknown_route", format!("there is nothing at {path}: the API is under /v1, control under /api"))
+    ApiError::not_found(
+        "unknown_route",
+        format!("there is nothing at {path}: the API is under /v1, control under /api"),
+    )
 }
 
 async fn unknown_method(request: Request) -> ApiError {

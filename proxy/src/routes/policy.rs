@@ -36,6 +36,10 @@ pub(super) async fn publish(State(app): State<App>, request: Request) -> Result<
 
 fn describe(app: &App) -> Value {
     let Policy { version, adapter } = app.policy.current();
-    let in_flight = app.policy.in_flight().into_iter().map(|(version, calls)| (version.to_string(), calls.into()));
+    let in_flight = app
+        .policy
+        .in_flight()
+        .into_iter()
+        .map(|(version, calls)| (version.to_string(), calls.into()));
     json!({"version": version, "adapter": adapter, "in_flight": in_flight.collect::<Map<_, _>>()})
 }

@@ -9,17 +9,29 @@ use super::world::{World, eventually, question};
 #[tokio::test]
 async fn by_path_and_by_key() {
     let world = World::start().await;
-    let episode = world.open(json!({"scenario": "s", "group": "g", "split": "train"})).await;
+    let episode = world
+        .open(json!({"scenario": "s", "group": "g", "split": "train"}))
+        .await;
     let base = format!("http://{}/e/{}", world.address, episode.id);
     assert_eq!(episode.answer["base_url"], format!("{base}/v1"));
     let bearer = format!("Bearer {}", episode.key);
     assert_eq!(world.chat(&episode, &question()).await.status, StatusCode::OK);
-    let by_bearer = world.post_with("/v1/chat/completions", &[("authorization", &bearer)], &question()).await;
-    let by_header = world.post_with("/v1/chat/completions", &[("x-api-key", &episode.key)], &question()).await;
+    let by_bearer = world
+        .post_with("/v1/chat/completions", &[("authorization", &bearer)], &question())
+        .await;
+    let by_header = world
+        .post_with("/v1/chat/completions", &[("x-api-key", &episode.key)], &question())
+        .await;
     assert_eq!((by_bearer.status, by_header.status), (StatusCode::OK, StatusCode::OK));
     assert_eq!(world.record(&episode.id).calls.len(), 3);
     // The key is nobody's business: neither the upstream's nor the store's.
-    assert!(world.upstream.asked().iter().all(|asked| !asked.headers.contains_key("authorization")));
+    assert!(
+        world
+            .upstream
+            .asked()
+            .iter()
+            .all(|asked| !asked.headers.contains_key("authorization"))
+    );
     let shown = world.get(&format!("/api/episodes/{}", episode.id)).await;
     assert_eq!(shown.json()["calls"].as_array().map(Vec::len), Some(3));
     let secret = episode.key.rsplit('-').next().unwrap();
@@ -32,16 +44,40 @@ async fn wrong_keys_and_closed_episodes() {
     let world = World::start().await;
     let (one, other) = (world.open(json!({})).await, world.open(json!({})).await);
     let check = async |path: &str, key: &str, status: StatusCode, code: &str| {
-        let answer = world.post_with(path, &[("authorization", &format!("Bearer {key}"))], &question()).await;
-        assert_eq!((answer.status, &answer.json()["error"]["code"]), (status, &Value::from(code)), "{path} {key}");
+        let answer = world
+            .post_with(path, &[("authorization", &format!("Bearer {key}"))], &question())
+            .await;
+        assert_eq!(
+            (answer.status, &answer.json()["error"]["code"]),
+            (status, &Value::from(code)),
+            "{path} {key}"
+        );
     };
     let path = format!("/e/{}/v1/chat/completions", one.id);
     let forged = format!("ty-{}-0000", one.id);
-    check("/v1/chat/completions", &forged, StatusCode::UNAUTHORIZED, "invalid_api_key").await;
-    check("/v1/chat/completions", "ty-nothere-0000", StatusCode::UNAUTHORIZED, "invalid_api_key").await;
+    check(
+        "/v1/chat/completions",
+        &forged,
+        StatusCode::UNAUTHORIZED,
+        "invalid_api_key",
+    )
+    .await;
+    check(
+        "/v1/chat/completions",
+        "ty-nothere-0000",
+        StatusCode::UNAUTHORIZED,
+        "invalid_api_key",
+    )
+    .await;
     check(&path, &other.key, StatusCode::UNAUTHORIZED, "invalid_api_key").await;
     check(&path, &forged, StatusCode::UNAUTHORIZED, "invalid_api_key").await;
-    check("/e/nothere/v1/chat/completions", "any", StatusCode::NOT_FOUND, "episode_not_found").await;
+    check(
+        "/e/nothere/v1/chat/completions",
+        "any",
+        StatusCode::NOT_FOUND,
+        "episode_not_found",
+    )
+    .await;
     world.post(&format!("/api/episodes/{}/close", one.id), &json!({})).await;
     check(&path, "any", StatusCode::CONFLICT, "episode_closed").await;
     check("/v1/chat/completions", &one.key, StatusCode::CONFLICT, "episode_closed").await;
@@ -66,14 +102,23 @@ async fn plain_calls_are_threaded() {
     }
     let episodes = world.store.episodes(&EpisodeFilter::default()).unwrap();
     assert!(episodes.iter().all(|episode| episode.implicit));
-    let mut n_calls: Vec<_> = episodes.iter().map(|episode| world.record(&episode.id).calls.len()).collect();
+    let mut n_calls: Vec<_> = episodes
+        .iter()
+        .map(|episode| world.record(&episode.id).calls.len())
+        .collect();
     n_calls.sort_unstable();
     assert_eq!(n_calls, [1, 2, 2]);
     let asked = world.upstream.asked();
-    assert_eq!(asked[0].headers["authorization"], "Bearer sk-mine", "somebody's own key is passed on");
+    assert_eq!(
+        asked[0].headers["authorization"], "Bearer sk-mine",
+        "somebody's own key is passed on"
+    );
     assert!(!asked[4].headers.contains_key("x-trainyard-episode"));
     eventually("idle episodes close", || {
-        let open = EpisodeFilter { state: Some(EpisodeState::Open), ..EpisodeFilter::default() };
+        let open = EpisodeFilter {
+            state: Some(EpisodeState::Open),
+            ..EpisodeFilter::default()
+        };
         world.store.episodes(&open).unwrap().is_empty().then_some(())
     })
     .await;
@@ -89,9 +134,18 @@ async fn a_token_closes_what_is_open_without_one() {
     let opened = world.post_with("/api/episodes", &token, &json!({})).await.json();
     let path = format!("/e/{}/v1/chat/completions", opened["id"].as_str().unwrap());
     assert_eq!(world.post(&path, &question()).await.status, StatusCode::UNAUTHORIZED);
-    assert_eq!(world.post("/v1/chat/completions", &question()).await.status, StatusCode::UNAUTHORIZED);
+    assert_eq!(
+        world.post("/v1/chat/completions", &question()).await.status,
+        StatusCode::UNAUTHORIZED
+    );
     let key = format!("Bearer {}", opened["api_key"].as_str().unwrap());
-    assert_eq!(world.post_with(&path, &[("authorization", &key)], &question()).await.status, StatusCode::OK);
+    assert_eq!(
+        world
+            .post_with(&path, &[("authorization", &key)], &question())
+            .await
+            .status,
+        StatusCode::OK
+    );
     assert_eq!(world.get("/health").await.status, StatusCode::OK);
     world.stop().await;
 }
@@ -99,9 +153,20 @@ async fn a_token_closes_what_is_open_without_one() {
 #[tokio::test]
 async fn pages_of_other_origins_are_refused() {
     let world = World::start().await;
-    let answer = world.post_with("/api/episodes", &[("host", "evil.example")], &json!({})).await;
-    assert_eq!((answer.status, &answer.json()["error"]["code"]), (StatusCode::FORBIDDEN, &json!("host_not_allowed")));
-    let answer = world.post_with("/api/policy", &[("origin", "https://evil.example")], &json!({"version": 3})).await;
+    let answer = world
+        .post_with("/api/episodes", &[("host", "evil.example")], &json!({}))
+        .await;
+    assert_eq!(
+        (answer.status, &answer.json()["error"]["code"]),
+        (StatusCode::FORBIDDEN, &json!("host_not_allowed"))
+    );
+    let answer = world
+        .post_with(
+            "/api/policy",
+            &[("origin", "https://evil.example")],
+            &json!({"version": 3}),
+        )
+        .await;
     assert_eq!(answer.status, StatusCode::FORBIDDEN);
     world.stop().await;
 }

@@ -12,7 +12,9 @@ use crate::{ProxyConfig, ProxyError, UpstreamConfig};
 async fn from_open_to_a_ready_group() {
     let world = World::start().await;
     for reward in [0.0, 1.0] {
-        let episode = world.open(json!({"scenario": "s1", "group": "g1", "split": "train"})).await;
+        let episode = world
+            .open(json!({"scenario": "s1", "group": "g1", "split": "train"}))
+            .await;
         world.chat(&episode, &question()).await;
         let close = json!({"stop_reason": "done", "reward": reward, "metrics": {"success": reward}});
         let closed = world.post(&format!("/api/episodes/{}/close", episode.id), &close).await;
@@ -35,14 +37,23 @@ async fn rewards_come_late_and_by_call() {
     let episode = world.open(json!({})).await;
     let answer = world.chat(&episode, &question()).await;
     let call = answer.headers["x-trainyard-call"].to_str().unwrap();
-    world.post(&format!("/api/episodes/{}/close", episode.id), &json!({})).await;
+    world
+        .post(&format!("/api/episodes/{}/close", episode.id), &json!({}))
+        .await;
     let path = format!("/api/episodes/{}/reward", episode.id);
-    assert_eq!(world.post(&path, &json!({"reward": 0.5, "source": "me"})).await.status, StatusCode::OK);
+    assert_eq!(
+        world.post(&path, &json!({"reward": 0.5, "source": "me"})).await.status,
+        StatusCode::OK
+    );
     assert_eq!(world.record(&episode.id).episode.reward, Some(0.5));
-    let fed = world.post("/api/feedback", &json!({"response_id": call, "reward": -1})).await;
+    let fed = world
+        .post("/api/feedback", &json!({"response_id": call, "reward": -1}))
+        .await;
     assert_eq!(fed.json(), json!({"id": episode.id, "reward": -1.0}));
     assert_eq!(world.record(&episode.id).episode.reward, Some(-1.0));
-    let unknown = world.post("/api/feedback", &json!({"response_id": "nothing", "reward": 1})).await;
+    let unknown = world
+        .post("/api/feedback", &json!({"response_id": "nothing", "reward": 1}))
+        .await;
     assert_eq!(unknown.status, StatusCode::NOT_FOUND);
     world.stop().await;
 }
@@ -52,10 +63,18 @@ async fn mistakes_are_explained() {
     let world = World::start().await;
     for (path, body, code) in [
         ("/api/episodes", json!({"secnario": "s"}), "invalid_body"),
-        ("/api/episodes", json!({"overrides": {"model": "x"}}), "reserved_override"),
+        (
+            "/api/episodes",
+            json!({"overrides": {"model": "x"}}),
+            "reserved_override",
+        ),
         ("/api/episodes", json!({"upstream": "nobody"}), "unknown_upstream"),
         ("/api/episodes/nothere/close", json!({}), "episode_not_found"),
-        ("/api/episodes/nothere/reward", json!({"reward": 1}), "episode_not_found"),
+        (
+            "/api/episodes/nothere/reward",
+            json!({"reward": 1}),
+            "episode_not_found",
+        ),
         ("/api/policy", json!({"version": -1}), "invalid_body"),
         ("/nothing", json!({}), "unknown_route"),
         ("/health", json!({}), "method_not_allowed"),
@@ -75,7 +94,10 @@ async fn a_failure_given_on_closing_is_kept() {
     let close = json!({"failure": {"cause": "timeout", "message": "60 s"}});
     world.post(&format!("/api/episodes/{}/close", episode.id), &close).await;
     let episode = world.record(&episode.id).episode;
-    assert_eq!(episode.failure.map(|failure| failure.cause), Some(FailureCause::Timeout));
+    assert_eq!(
+        episode.failure.map(|failure| failure.cause),
+        Some(FailureCause::Timeout)
+    );
     world.stop().await;
 }
 
@@ -108,7 +130,12 @@ async fn what_a_restart_finds() {
     };
     // In good order: what is open stays as it is, and the version is remembered.
     let episode = store.open_episode(Default::default()).unwrap();
-    store.set_policy(&trajectory::Policy { version: PolicyVersion(4), adapter: None }).unwrap();
+    store
+        .set_policy(&trajectory::Policy {
+            version: PolicyVersion(4),
+            adapter: None,
+        })
+        .unwrap();
     let shutdown = tokio_util::sync::CancellationToken::new();
     shutdown.cancel();
     serve(&store, shutdown.clone()).await.await.unwrap().unwrap();
@@ -133,6 +160,8 @@ async fn other_machines_need_a_token() {
     let store = Store::open(&folder.path().join("t.db")).unwrap();
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let config = ProxyConfig::new(vec![UpstreamConfig::new("u", "http://127.0.0.1:9")]);
-    let error = crate::serve(listener, config, store, Default::default()).await.unwrap_err();
+    let error = crate::serve(listener, config, store, Default::default())
+        .await
+        .unwrap_err();
     assert!(matches!(error, ProxyError::TokenRequired { .. }), "{error}");
 }

@@ -18,12 +18,17 @@ async fn an_upstream_that_is_down() {
     let answer = world.chat(&episode, &question()).await;
     assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
     let error = &answer.json()["error"];
-    assert_eq!((&error["type"], &error["code"]), (&json!("upstream_error"), &json!("upstream_unavailable")));
+    assert_eq!(
+        (&error["type"], &error["code"]),
+        (&json!("upstream_error"), &json!("upstream_unavailable"))
+    );
     assert!(error["message"].as_str().unwrap().contains("can't be reached"));
     let record = world.record(&episode.id);
     assert_eq!(record.calls[0].status, CallStatus::Failed);
     assert!(record.episode.tainted.is_some());
-    world.post(&format!("/api/episodes/{}/close", episode.id), &json!({})).await;
+    world
+        .post(&format!("/api/episodes/{}/close", episode.id), &json!({}))
+        .await;
     let failure = world.record(&episode.id).episode.failure.unwrap();
     assert_eq!(failure.cause, FailureCause::Upstream);
     assert_eq!(world.get("/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
@@ -45,11 +50,24 @@ async fn errors_of_the_upstream() {
         answer.text
     };
     // Their words pass; a refusal is an answer like any other and no hole.
-    assert_eq!(check(Script::Json(StatusCode::BAD_REQUEST, theirs.into()), StatusCode::BAD_REQUEST, false).await, theirs);
+    assert_eq!(
+        check(
+            Script::Json(StatusCode::BAD_REQUEST, theirs.into()),
+            StatusCode::BAD_REQUEST,
+            false
+        )
+        .await,
+        theirs
+    );
     let status = StatusCode::INTERNAL_SERVER_ERROR;
     assert_eq!(check(Script::Json(status, theirs.into()), status, true).await, theirs);
     // What no client could read is put into the form that they read.
-    let text = check(Script::Html(StatusCode::SERVICE_UNAVAILABLE, "<p>"), StatusCode::BAD_GATEWAY, true).await;
+    let text = check(
+        Script::Html(StatusCode::SERVICE_UNAVAILABLE, "<p>"),
+        StatusCode::BAD_GATEWAY,
+        true,
+    )
+    .await;
     assert!(text.contains("upstream_error"));
     check(Script::Html(StatusCode::OK, "<p>"), StatusCode::BAD_GATEWAY, true).await;
     world.stop().await;
@@ -61,16 +79,29 @@ async fn a_stream_that_breaks_off() {
     let tail: [Vec<Step>; 3] = [
         vec![Step::Break],
         vec![],
-        vec![event(r#"{"error":{"message":"engine died","code":500}}"#), event("[DONE]")],
+        vec![
+            event(r#"{"error":{"message":"engine died","code":500}}"#),
+            event("[DONE]"),
+        ],
     ];
-    for (steps, words) in tail.into_iter().zip(["broke off", "ended its answer early", "engine died"]) {
+    for (steps, words) in tail
+        .into_iter()
+        .zip(["broke off", "ended its answer early", "engine died"])
+    {
         let episode = world.open(json!({})).await;
-        let mut script = vec![event(&first_chunk(0)), event(&chunk(0, json!({"content": "a"}), 7, None))];
+        let mut script = vec![
+            event(&first_chunk(0)),
+            event(&chunk(0, json!({"content": "a"}), 7, None)),
+        ];
         script.extend(steps);
         world.upstream.will(Script::Stream(script));
         let answer = world.chat(&episode, &streamed_question()).await;
         assert_eq!(answer.status, StatusCode::OK);
-        assert!(answer.text.contains("\"error\"") && answer.text.contains(words), "{}", answer.text);
+        assert!(
+            answer.text.contains("\"error\"") && answer.text.contains(words),
+            "{}",
+            answer.text
+        );
         let record = world.record(&episode.id);
         assert_eq!(record.calls[0].status, CallStatus::Failed);
         assert_eq!(record.calls[0].choices[0].token_ids, [7], "what came is kept");
@@ -84,10 +115,17 @@ async fn an_agent_that_hangs_up() {
     let world = World::start().await;
     let episode = world.open(json!({})).await;
     let never = Arc::new(Semaphore::new(0));
-    let steps = vec![event(&first_chunk(0)), event(&chunk(0, json!({"content": "a"}), 7, None)), Step::Wait(never)];
+    let steps = vec![
+        event(&first_chunk(0)),
+        event(&chunk(0, json!({"content": "a"}), 7, None)),
+        Step::Wait(never),
+    ];
     world.upstream.will(Script::Stream(steps));
     let path = format!("/e/{}/v1/chat/completions", episode.id);
-    let mut body = world.send(Method::POST, &path, &[], streamed_question().to_string()).await.into_body();
+    let mut body = world
+        .send(Method::POST, &path, &[], streamed_question().to_string())
+        .await
+        .into_body();
     let mut text = String::new();
     while !text.contains("\"a\"") {
         text.push_str(&next_part(&mut body).await);
@@ -97,13 +135,20 @@ async fn an_agent_that_hangs_up() {
     assert_eq!(record.calls[0].status, CallStatus::Aborted);
     assert_eq!(record.calls[0].choices[0].token_ids, [7]);
     assert!(record.episode.tainted.is_none());
-    eventually("the upstream is told", || (world.upstream.n_cancelled() == 1).then_some(())).await;
+    eventually("the upstream is told", || {
+        (world.upstream.n_cancelled() == 1).then_some(())
+    })
+    .await;
 
     // The same while nothing has been answered.
     world.upstream.will(Script::Silence);
-    let asked = world.chat(&episode, &question());
+    let question = question();
+    let asked = world.chat(&episode, &question);
     assert!(tokio::time::timeout(Duration::from_millis(100), asked).await.is_err());
-    assert_eq!(world.record_with(&episode.id, 2).await.calls[1].status, CallStatus::Aborted);
+    assert_eq!(
+        world.record_with(&episode.id, 2).await.calls[1].status,
+        CallStatus::Aborted
+    );
     world.stop().await;
 }
 
@@ -112,12 +157,21 @@ async fn closing_ends_calls_in_flight() {
     let world = World::start().await;
     let episode = world.open(json!({})).await;
     let never = Arc::new(Semaphore::new(0));
-    let steps = vec![event(&first_chunk(0)), event(&chunk(0, json!({"content": "a"}), 7, None)), Step::Wait(never)];
+    let steps = vec![
+        event(&first_chunk(0)),
+        event(&chunk(0, json!({"content": "a"}), 7, None)),
+        Step::Wait(never),
+    ];
     world.upstream.will(Script::Stream(steps));
     let path = format!("/e/{}/v1/chat/completions", episode.id);
-    let mut body = world.send(Method::POST, &path, &[], streamed_question().to_string()).await.into_body();
+    let mut body = world
+        .send(Method::POST, &path, &[], streamed_question().to_string())
+        .await
+        .into_body();
     next_part(&mut body).await;
-    let closed = world.post(&format!("/api/episodes/{}/close", episode.id), &json!({})).await;
+    let closed = world
+        .post(&format!("/api/episodes/{}/close", episode.id), &json!({}))
+        .await;
     assert_eq!(closed.status, StatusCode::OK);
     let record = world.record(&episode.id);
     assert_eq!(record.calls.len(), 1, "the close waited for the record");
@@ -139,11 +193,21 @@ async fn limits() {
     let answer = world.chat(&episode, &large).await;
     assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
     assert_eq!(answer.json()["error"]["code"], "request_too_large");
-    assert_eq!(world.post("/api/episodes", &json!({})).await.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(
+        world.post("/api/episodes", &json!({})).await.status,
+        StatusCode::TOO_MANY_REQUESTS
+    );
     let gate = Arc::new(Semaphore::new(0));
-    world.upstream.will(Script::Stream(vec![event(&first_chunk(0)), Step::Wait(gate.clone()), event("[DONE]")]));
+    world.upstream.will(Script::Stream(vec![
+        event(&first_chunk(0)),
+        Step::Wait(gate.clone()),
+        event("[DONE]"),
+    ]));
     let path = format!("/e/{}/v1/chat/completions", episode.id);
-    let mut first = world.send(Method::POST, &path, &[], streamed_question().to_string()).await.into_body();
+    let mut first = world
+        .send(Method::POST, &path, &[], streamed_question().to_string())
+        .await
+        .into_body();
     next_part(&mut first).await;
     let second = world.chat(&episode, &question()).await;
     assert_eq!(second.status, StatusCode::TOO_MANY_REQUESTS);
@@ -159,6 +223,9 @@ async fn a_silent_upstream_times_out() {
     let episode = world.open(json!({})).await;
     world.upstream.will(Script::Silence);
     let answer = world.chat(&episode, &question()).await;
-    assert_eq!((answer.status, &answer.json()["error"]["code"]), (StatusCode::GATEWAY_TIMEOUT, &json!("upstream_timeout")));
+    assert_eq!(
+        (answer.status, &answer.json()["error"]["code"]),
+        (StatusCode::GATEWAY_TIMEOUT, &json!("upstream_timeout"))
+    );
     world.stop().await;
 }

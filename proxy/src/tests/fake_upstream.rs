@@ -68,7 +68,10 @@ struct Inner {
 impl FakeUpstream {
     pub(super) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let fake = Self { address: listener.local_addr().unwrap(), inner: Arc::default() };
+        let fake = Self {
+            address: listener.local_addr().unwrap(),
+            inner: Arc::default(),
+        };
         let router = Router::new()
             .route("/v1/chat/completions", post(chat))
             .route("/v1/models", get(|| async { "{ \"data\" : [] }" }))
@@ -95,14 +98,19 @@ impl FakeUpstream {
 async fn chat(State(fake): State<FakeUpstream>, request: Request) -> Response {
     let headers = request.headers().clone();
     let body = axum::body::to_bytes(request.into_body(), usize::MAX).await.unwrap();
-    fake.inner.asked.lock().unwrap().push(Asked { headers, body: String::from_utf8(body.to_vec()).unwrap() });
+    fake.inner.asked.lock().unwrap().push(Asked {
+        headers,
+        body: String::from_utf8(body.to_vec()).unwrap(),
+    });
     let script = fake.inner.script.lock().unwrap().pop_front();
     match script {
         None => json_response(StatusCode::OK, completion("ok").to_string()),
         Some(Script::Json(status, body)) => json_response(status, body),
-        Some(Script::Html(status, body)) => {
-            Response::builder().status(status).header("content-type", "text/html").body(Body::from(body)).unwrap()
-        }
+        Some(Script::Html(status, body)) => Response::builder()
+            .status(status)
+            .header("content-type", "text/html")
+            .body(Body::from(body))
+            .unwrap(),
         Some(Script::Silence) => std::future::pending().await,
         Some(Script::Stream(steps)) => {
             let (parts, receiver) = mpsc::channel(1);

@@ -5,5 +5,6 @@ mod control;
 mod failures;
 mod fake_upstream;
 mod fidelity;
+mod manual;
 mod tool_servers;
 mod world;

@@ -46,7 +46,10 @@ for line in sys.stdin:
 
 fn python(config: &mut ProxyConfig) {
     let command = ["python3", "-c", SERVER].map(str::to_owned).to_vec();
-    config.mcp_servers.push(McpServerConfig { call_timeout: Duration::from_secs(5), ..McpServerConfig::new("t", command) });
+    config.mcp_servers.push(McpServerConfig {
+        call_timeout: Duration::from_secs(5),
+        ..McpServerConfig::new("t", command)
+    });
 }
 
 async fn ask(world: &World, episode: &Opened, id: impl Into<Value>, method: &str, params: Value) -> Value {
@@ -57,15 +60,31 @@ async fn ask(world: &World, episode: &Opened, id: impl Into<Value>, method: &str
 }
 
 async fn call(world: &World, episode: &Opened, tool: &str, arguments: Value) -> Value {
-    ask(world, episode, "c", "tools/call", json!({"name": tool, "arguments": arguments})).await
+    ask(
+        world,
+        episode,
+        "c",
+        "tools/call",
+        json!({"name": tool, "arguments": arguments}),
+    )
+    .await
 }
 
 async fn initialize(world: &World, episode: &Opened) -> Value {
-    ask(world, episode, 0, "initialize", json!({"protocolVersion": "2025-06-18", "capabilities": {}})).await
+    ask(
+        world,
+        episode,
+        0,
+        "initialize",
+        json!({"protocolVersion": "2025-06-18", "capabilities": {}}),
+    )
+    .await
 }
 
 fn text(answer: &Value) -> &str {
-    answer["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("no text in {answer}"))
+    answer["result"]["content"][0]["text"]
+        .as_str()
+        .unwrap_or_else(|| panic!("no text in {answer}"))
 }
 
 #[tokio::test]
@@ -75,26 +94,46 @@ async fn a_session_of_tools() {
     let url = format!("http://{}/e/{}/mcp/t", world.address, episode.id);
     assert_eq!(episode.answer["mcp"], json!({"t": url}));
     let configuration = world.get(&format!("/e/{}/mcp.json", episode.id)).await.json();
-    assert_eq!(configuration, json!({"mcpServers": {"t": {"type": "http", "url": url}}}));
+    assert_eq!(
+        configuration,
+        json!({"mcpServers": {"t": {"type": "http", "url": url}}})
+    );
     let answer = initialize(&world, &episode).await;
-    assert_eq!((&answer["id"], &answer["result"]["protocolVersion"]), (&json!(0), &json!("2025-06-18")));
+    assert_eq!(
+        (&answer["id"], &answer["result"]["protocolVersion"]),
+        (&json!(0), &json!("2025-06-18"))
+    );
     let path = format!("/e/{}/mcp/t", episode.id);
-    let confirmed = world.post(&path, &json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
+    let confirmed = world
+        .post(&path, &json!({"jsonrpc": "2.0", "method": "notifications/initialized"}))
+        .await;
     assert_eq!((confirmed.status, confirmed.text.as_str()), (StatusCode::ACCEPTED, ""));
     let tools = ask(&world, &episode, 1, "tools/list", json!({})).await;
     assert_eq!(tools["result"]["tools"][0]["name"], "echo");
     let answer = call(&world, &episode, "echo", json!({"b": 1, "a": "ü"})).await;
-    assert_eq!((&answer["id"], text(&answer)), (&json!("c"), r#"{"b": 1, "a": "\u00fc"}"#));
+    assert_eq!(
+        (&answer["id"], text(&answer)),
+        (&json!("c"), r#"{"b": 1, "a": "\u00fc"}"#)
+    );
     let unknown = ask(&world, &episode, 2, "no/such", json!({})).await;
     assert_eq!(unknown["error"]["code"], -32601);
     // A second client of the episode shares the process.
     assert!(initialize(&world, &episode).await["result"].is_object());
     assert_eq!(text(&call(&world, &episode, "count", json!({})).await), "2");
-    assert_eq!(world.send(Method::GET, &path, &[], "").await.status(), StatusCode::METHOD_NOT_ALLOWED);
-    assert_eq!(world.send(Method::DELETE, &path, &[], "").await.status(), StatusCode::NO_CONTENT);
+    assert_eq!(
+        world.send(Method::GET, &path, &[], "").await.status(),
+        StatusCode::METHOD_NOT_ALLOWED
+    );
+    assert_eq!(
+        world.send(Method::DELETE, &path, &[], "").await.status(),
+        StatusCode::NO_CONTENT
+    );
     let calls = world.record(&episode.id).tool_calls;
     assert_eq!(calls.len(), 2);
-    assert_eq!((calls[0].server.as_str(), calls[0].tool.as_str(), calls[0].is_error), ("t", "echo", false));
+    assert_eq!(
+        (calls[0].server.as_str(), calls[0].tool.as_str(), calls[0].is_error),
+        ("t", "echo", false)
+    );
     assert_eq!(calls[0].arguments, json!({"b": 1, "a": "ü"}));
     assert_eq!(calls[0].result, Some(answer["result"].clone()));
     world.stop().await;
@@ -132,7 +171,10 @@ async fn the_environment_is_an_allow_list() {
 async fn servers_that_do_not_start() {
     for (command, words) in [
         (vec!["sh", "-c", "echo no license >&2; exit 1"], "no license"),
-        (vec!["sh", "-c", "echo thinking >&2; exec sleep 600"], "did not answer `initialize` within 0.3 s"),
+        (
+            vec!["sh", "-c", "echo thinking >&2; exec sleep 600"],
+            "did not answer `initialize` within 0.3 s",
+        ),
         (vec!["/no/such/program"], "can't be started"),
     ] {
         let world = World::with(|config| {
@@ -146,7 +188,9 @@ async fn servers_that_do_not_start() {
         let answer = initialize(&world, &episode).await;
         let message = answer["error"]["message"].as_str().unwrap();
         assert!(message.contains(words), "{message}");
-        world.post(&format!("/api/episodes/{}/close", episode.id), &json!({})).await;
+        world
+            .post(&format!("/api/episodes/{}/close", episode.id), &json!({}))
+            .await;
         let failure = world.record(&episode.id).episode.failure.unwrap();
         assert_eq!(failure.cause, FailureCause::ToolServer);
         assert!(failure.message.contains(words));
@@ -171,7 +215,9 @@ async fn a_call_that_hangs() {
     assert_eq!(answer["result"]["isError"], true);
     assert!(text(&answer).contains("did not answer `tools/call` within 0.3 s"));
     let began = Instant::now();
-    world.post(&format!("/api/episodes/{}/close", episode.id), &json!({})).await;
+    world
+        .post(&format!("/api/episodes/{}/close", episode.id), &json!({}))
+        .await;
     assert!(began.elapsed() < Duration::from_secs(3));
     // Killed processes are gone once somebody has reaped them.
     eventually("the process group is gone", || (!group_exists(group)).then_some(())).await;
@@ -189,13 +235,25 @@ async fn errors_of_tools_and_of_servers() {
     let episode = world.open(json!({})).await;
     initialize(&world, &episode).await;
     let answer = call(&world, &episode, "fail", json!({})).await;
-    assert_eq!((&answer["result"]["isError"], text(&answer)), (&json!(true), "429 slow down"));
+    assert_eq!(
+        (&answer["result"]["isError"], text(&answer)),
+        (&json!(true), "429 slow down")
+    );
     let dead = call(&world, &episode, "exit", json!({})).await;
-    assert!(text(&dead).contains("ended before it answered") && text(&dead).contains("out of tea"), "{dead}");
+    assert!(
+        text(&dead).contains("ended before it answered") && text(&dead).contains("out of tea"),
+        "{dead}"
+    );
     let still_dead = call(&world, &episode, "echo", json!({})).await;
-    assert_eq!(still_dead["result"]["isError"], true, "lost state is not replaced unnoticed");
+    assert_eq!(
+        still_dead["result"]["isError"], true,
+        "lost state is not replaced unnoticed"
+    );
     let calls = world.record(&episode.id).tool_calls;
-    assert_eq!(calls.iter().map(|call| call.is_error).collect::<Vec<_>>(), [true, true, true]);
+    assert_eq!(
+        calls.iter().map(|call| call.is_error).collect::<Vec<_>>(),
+        [true, true, true]
+    );
     assert!(calls[0].error.is_none() && calls[1].error.is_some());
     world.stop().await;
 }

@@ -57,8 +57,15 @@ impl World {
         let upstream = FakeUpstream::start().await;
         let url = format!("http://{}/v1", upstream.address);
         let mut config = ProxyConfig::new(vec![
-            UpstreamConfig { policy: true, base_model: Some("base".into()), ..UpstreamConfig::new("policy", &url) },
-            UpstreamConfig { api_key: Some("sk-teacher".into()), ..UpstreamConfig::new("teacher", &url) },
+            UpstreamConfig {
+                policy: true,
+                base_model: Some("base".into()),
+                ..UpstreamConfig::new("policy", &url)
+            },
+            UpstreamConfig {
+                api_key: Some("sk-teacher".into()),
+                ..UpstreamConfig::new("teacher", &url)
+            },
         ]);
         configure(&mut config);
         let folder = tempfile::tempdir().unwrap();
@@ -67,7 +74,15 @@ impl World {
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
         let serving = tokio::spawn(crate::serve(listener, config, store.clone(), shutdown.clone()));
-        Self { upstream, store, address, client: http_client(), shutdown, serving, _folder: folder }
+        Self {
+            upstream,
+            store,
+            address,
+            client: http_client(),
+            shutdown,
+            serving,
+            _folder: folder,
+        }
     }
 
     pub(super) async fn send(
@@ -77,11 +92,16 @@ impl World {
         headers: &[(&'static str, &str)],
         body: impl Into<Bytes>,
     ) -> Response<Incoming> {
-        let mut request = Request::builder().method(method).uri(format!("http://{}{path}", self.address));
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("http://{}{path}", self.address));
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        self.client.request(request.body(Full::new(body.into())).unwrap()).await.unwrap()
+        self.client
+            .request(request.body(Full::new(body.into())).unwrap())
+            .await
+            .unwrap()
     }
 
     pub(super) async fn post_with(&self, path: &str, headers: &[(&'static str, &str)], body: &Value) -> Answer {
@@ -144,12 +164,18 @@ pub(super) async fn eventually<T>(what: &str, mut check: impl FnMut() -> Option<
 pub(super) async fn read(response: Response<Incoming>) -> Answer {
     let (head, body) = response.into_parts();
     let text = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
-    Answer { status: head.status, headers: head.headers, text }
+    Answer {
+        status: head.status,
+        headers: head.headers,
+        text,
+    }
 }
 
 /// The next bytes of a body that is still coming.
 pub(super) async fn next_part(body: &mut Incoming) -> String {
-    let frame = tokio::time::timeout(Duration::from_secs(10), body.frame()).await.expect("a part in time");
+    let frame = tokio::time::timeout(Duration::from_secs(10), body.frame())
+        .await
+        .expect("a part in time");
     String::from_utf8(frame.unwrap().unwrap().into_data().unwrap().to_vec()).unwrap()
 }
 

@@ -79,7 +79,10 @@ fn an_append_only_conversation_is_one_branch() {
 
 #[test]
 fn order_is_by_sequence() {
-    check(&[call(2, &[1, 10, 2], &[&[11]]), call(1, &[1], &[&[10]])], &["1 [10] 2 [11]"]);
+    check(
+        &[call(2, &[1, 10, 2], &[&[11]]), call(1, &[1], &[&[10]])],
+        &["1 [10] 2 [11]"],
+    );
 }
 
 #[test]
@@ -90,13 +93,20 @@ fn a_rewritten_history_opens_a_branch_in_which_it_is_read() {
 
 #[test]
 fn two_ways_on_from_one_answer_train_it_once() {
-    let calls = [call(1, &[1], &[&[10]]), call(2, &[1, 10, 2], &[&[11]]), call(3, &[1, 10, 3], &[&[12]])];
+    let calls = [
+        call(1, &[1], &[&[10]]),
+        call(2, &[1, 10, 2], &[&[11]]),
+        call(3, &[1, 10, 3], &[&[12]]),
+    ];
     check(&calls, &["1 [10] 2 [11]", "1 10 3 [12]"]);
 }
 
 #[test]
 fn asking_again_opens_a_branch() {
-    check(&[call(1, &[1], &[&[10]]), call(2, &[1], &[&[11]])], &["1 [10]", "1 [11]"]);
+    check(
+        &[call(1, &[1], &[&[10]]), call(2, &[1], &[&[11]])],
+        &["1 [10]", "1 [11]"],
+    );
 }
 
 #[test]
@@ -169,8 +179,18 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     let from = prop_oneof![1 => Just(None), 5 => (0usize..12, 0usize..3).prop_map(Some)];
     let keep = prop_oneof![4 => Just(1.0), 1 => 0.0..1.0f64];
     // Few ids, so that prompts coincide by chance too.
-    let one = (from, keep, prop::collection::vec(0u32..3, 0..4), prop::collection::vec(0usize..4, 1..4))
-        .prop_map(|(from, keep, read, n_sampled)| Move { from, keep, read, n_sampled });
+    let one = (
+        from,
+        keep,
+        prop::collection::vec(0u32..3, 0..4),
+        prop::collection::vec(0usize..4, 1..4),
+    )
+        .prop_map(|(from, keep, read, n_sampled)| Move {
+            from,
+            keep,
+            read,
+            n_sampled,
+        });
     prop::collection::vec(one, 1..14)
 }
 
@@ -186,7 +206,11 @@ fn play(moves: &[Move], mut fresh: impl FnMut() -> u32) -> Vec<ModelCall> {
             prompt.truncate((prompt.len() as f64 * step.keep).round() as usize);
         }
         prompt.extend_from_slice(&step.read);
-        let choices: Vec<Vec<u32>> = step.n_sampled.iter().map(|n| (0..*n).map(|_| fresh()).collect()).collect();
+        let choices: Vec<Vec<u32>> = step
+            .n_sampled
+            .iter()
+            .map(|n| (0..*n).map(|_| fresh()).collect())
+            .collect();
         let choices: Vec<&[u32]> = choices.iter().map(Vec::as_slice).collect();
         calls.push(call(sequence, &prompt, &choices));
     }

@@ -50,10 +50,15 @@ pub(crate) fn episodes(connection: &Connection, filter: &EpisodeFilter) -> Resul
 /// One episode with its calls, as of one moment.
 pub(crate) fn record(connection: &Connection, id: &EpisodeId) -> Result<Option<EpisodeRecord>, Fault> {
     let snapshot = connection.unchecked_transaction()?;
-    let Some(episode) = episode(&snapshot, id)? else { return Ok(None) };
+    let Some(episode) = episode(&snapshot, id)? else {
+        return Ok(None);
+    };
     let mut choices = choices(&snapshot, id)?;
     let mut calls = Vec::new();
-    let sql = format!("SELECT {} FROM calls WHERE episode_id = ?1 ORDER BY sequence", CALLS.column_list_qualified());
+    let sql = format!(
+        "SELECT {} FROM calls WHERE episode_id = ?1 ORDER BY sequence",
+        CALLS.column_list_qualified()
+    );
     let mut statement = snapshot.prepare(&sql)?;
     let mut rows = statement.query([id.as_str()])?;
     while let Some(row) = rows.next()? {
@@ -69,7 +74,11 @@ pub(crate) fn record(connection: &Connection, id: &EpisodeId) -> Result<Option<E
     while let Some(row) = rows.next()? {
         tool_calls.push(read_tool_call(row)?);
     }
-    Ok(Some(EpisodeRecord { episode, calls, tool_calls }))
+    Ok(Some(EpisodeRecord {
+        episode,
+        calls,
+        tool_calls,
+    }))
 }
 
 /// The choices of an episode's calls, by call.
@@ -100,13 +109,19 @@ fn trajectories(connection: &Connection, id: &EpisodeId) -> Result<Vec<Trajector
     while let Some(row) = rows.next()? {
         let prompt_token_ids = optional_ids(row, "prompt_token_ids")?.unwrap_or_default();
         let choices = choices.remove(&get::<String>(row, "id")?).unwrap_or_default();
-        calls.push((prompt_token_ids, choices, optional_unsigned(row, "policy_version")?.map(PolicyVersion)));
+        calls.push((
+            prompt_token_ids,
+            choices,
+            optional_unsigned(row, "policy_version")?.map(PolicyVersion),
+        ));
     }
-    Ok(stitch_tokens(calls.iter().map(|(prompt_token_ids, choices, policy_version)| CallTokens {
-        prompt_token_ids,
-        choices,
-        policy_version: *policy_version,
-    })))
+    Ok(stitch_tokens(calls.iter().map(
+        |(prompt_token_ids, choices, policy_version)| CallTokens {
+            prompt_token_ids,
+            choices,
+            policy_version: *policy_version,
+        },
+    )))
 }
 
 /// Groups to train on, as of one moment.
@@ -124,11 +139,7 @@ pub(crate) fn ready_groups(connection: &Connection, filter: &ReadyFilter) -> Res
 }
 
 /// Groups of the wanted split and names that weren't trained on, oldest first.
-fn candidates(
-    connection: &Connection,
-    filter: &ReadyFilter,
-    ready: &mut ReadyGroups,
-) -> Result<Vec<GroupId>, Fault> {
+fn candidates(connection: &Connection, filter: &ReadyFilter, ready: &mut ReadyGroups) -> Result<Vec<GroupId>, Fault> {
     let select = "SELECT group_id FROM episodes WHERE group_id IS NOT NULL AND (?1 IS NULL OR split = ?1)";
     let split = filter.split.map(|split| split.as_str());
     let Some(wanted) = &filter.group_ids else {
@@ -139,17 +150,17 @@ fn candidates(
         let ids = statement.query_map([split], |row| row.get::<_, String>(0))?;
         return ids.map(|id| Ok(id?.into())).collect();
     };
-    let mut oldest = connection.prepare(&format!("{select} AND group_id = ?2 ORDER BY rowid LIMIT 1").replace(
-        "SELECT group_id",
-        "SELECT rowid",
-    ))?;
+    let mut oldest = connection.prepare(
+        &format!("{select} AND group_id = ?2 ORDER BY rowid LIMIT 1").replace("SELECT group_id", "SELECT rowid"),
+    )?;
     let mut acknowledged = connection.prepare("SELECT 1 FROM acknowledgements WHERE group_id = ?1")?;
     let mut found = BTreeMap::new();
     for id in wanted {
         if acknowledged.exists([id.as_str()])? {
             ready.leave_out(LeftOut::Acknowledged, 1);
-        } else if let Some(place) =
-            oldest.query_row((split, id.as_str()), |row| row.get::<_, i64>(0)).optional()?
+        } else if let Some(place) = oldest
+            .query_row((split, id.as_str()), |row| row.get::<_, i64>(0))
+            .optional()?
         {
             found.insert(place, id.clone());
         }

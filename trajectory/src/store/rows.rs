@@ -51,8 +51,14 @@ pub(crate) fn select_episodes() -> String {
 
 /// Reads a row of [`select_episodes`].
 pub(crate) fn read_episode(row: &Row<'_>) -> Result<Episode, Fault> {
-    let failure = match (optional_word(row, "failure_cause")?, get::<Option<String>>(row, "failure_message")?) {
-        (Some(cause), message) => Some(Failure { cause, message: message.unwrap_or_default() }),
+    let failure = match (
+        optional_word(row, "failure_cause")?,
+        get::<Option<String>>(row, "failure_message")?,
+    ) {
+        (Some(cause), message) => Some(Failure {
+            cause,
+            message: message.unwrap_or_default(),
+        }),
         (None, _) => None,
     };
     let mut metrics: Map<String, Value> = read_json(row, "metrics")?;
@@ -120,8 +126,14 @@ pub(crate) fn insert_call(connection: &Connection, call: &ModelCall) -> Result<(
 
 /// Reads a row of calls, without the choices.
 pub(crate) fn read_call(row: &Row<'_>) -> Result<ModelCall, Fault> {
-    let usage = match (optional_unsigned(row, "prompt_tokens")?, optional_unsigned(row, "completion_tokens")?) {
-        (Some(prompt_tokens), Some(completion_tokens)) => Some(Usage { prompt_tokens, completion_tokens }),
+    let usage = match (
+        optional_unsigned(row, "prompt_tokens")?,
+        optional_unsigned(row, "completion_tokens")?,
+    ) {
+        (Some(prompt_tokens), Some(completion_tokens)) => Some(Usage {
+            prompt_tokens,
+            completion_tokens,
+        }),
         _ => None,
     };
     let response: Option<String> = get(row, "response")?;
@@ -205,13 +217,18 @@ pub(crate) fn get<T: FromSql>(row: &Row<'_>, column: &'static str) -> Result<T, 
 pub(crate) fn optional_unsigned(row: &Row<'_>, column: &'static str) -> Result<Option<u64>, Fault> {
     let number: Option<i64> = get(row, column)?;
     let convert = |number: i64| {
-        u64::try_from(number).map_err(|_| Fault::Value { column, problem: format!("{number} is negative") })
+        u64::try_from(number).map_err(|_| Fault::Value {
+            column,
+            problem: format!("{number} is negative"),
+        })
     };
     number.map(convert).transpose()
 }
 
 pub(crate) fn optional_ids(row: &Row<'_>, column: &'static str) -> Result<Option<Vec<u32>>, Fault> {
-    get::<Option<Vec<u8>>>(row, column)?.map(|blob| blob_to_ids(column, &blob)).transpose()
+    get::<Option<Vec<u8>>>(row, column)?
+        .map(|blob| blob_to_ids(column, &blob))
+        .transpose()
 }
 
 /// SQLite's integers are signed; nothing that is counted here comes near the bound.
@@ -225,7 +242,10 @@ pub(crate) fn json<T: Serialize>(value: &T) -> String {
 }
 
 pub(crate) fn parse_json<T: DeserializeOwned>(column: &'static str, text: &str) -> Result<T, Fault> {
-    serde_json::from_str(text).map_err(|error| Fault::Value { column, problem: error.to_string() })
+    serde_json::from_str(text).map_err(|error| Fault::Value {
+        column,
+        problem: error.to_string(),
+    })
 }
 
 fn read_json<T: DeserializeOwned>(row: &Row<'_>, column: &'static str) -> Result<T, Fault> {
@@ -243,11 +263,16 @@ fn optional_word<T: std::str::FromStr<Err = crate::UnknownName>>(
     row: &Row<'_>,
     column: &'static str,
 ) -> Result<Option<T>, Fault> {
-    get::<Option<String>>(row, column)?.map(|text| parse_word(column, &text)).transpose()
+    get::<Option<String>>(row, column)?
+        .map(|text| parse_word(column, &text))
+        .transpose()
 }
 
 fn parse_word<T: std::str::FromStr<Err = crate::UnknownName>>(column: &'static str, text: &str) -> Result<T, Fault> {
-    text.parse().map_err(|error: crate::UnknownName| Fault::Value { column, problem: error.to_string() })
+    text.parse().map_err(|error: crate::UnknownName| Fault::Value {
+        column,
+        problem: error.to_string(),
+    })
 }
 
 fn ids_to_blob(ids: &[u32]) -> Vec<u8> {
@@ -259,16 +284,25 @@ fn logprobs_to_blob(logprobs: &[f32]) -> Vec<u8> {
 }
 
 fn blob_to_ids(column: &'static str, blob: &[u8]) -> Result<Vec<u32>, Fault> {
-    Ok(words(column, blob)?.iter().map(|word| u32::from_le_bytes(*word)).collect())
+    Ok(words(column, blob)?
+        .iter()
+        .map(|word| u32::from_le_bytes(*word))
+        .collect())
 }
 
 fn blob_to_logprobs(column: &'static str, blob: &[u8]) -> Result<Vec<f32>, Fault> {
-    Ok(words(column, blob)?.iter().map(|word| f32::from_le_bytes(*word)).collect())
+    Ok(words(column, blob)?
+        .iter()
+        .map(|word| f32::from_le_bytes(*word))
+        .collect())
 }
 
 fn words<'a>(column: &'static str, blob: &'a [u8]) -> Result<&'a [[u8; 4]], Fault> {
     match blob.as_chunks::<4>() {
         (words, []) => Ok(words),
-        _ => Err(Fault::Value { column, problem: format!("{} bytes are not whole 4-byte numbers", blob.len()) }),
+        _ => Err(Fault::Value {
+            column,
+            problem: format!("{} bytes are not whole 4-byte numbers", blob.len()),
+        }),
     }
 }

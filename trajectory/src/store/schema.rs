@@ -28,25 +28,43 @@ pub(crate) struct Table {
 impl Table {
     /// The statement that makes the table.
     pub(crate) fn create(&self) -> String {
-        let columns = self.columns.iter().map(|(name, declaration)| format!("{name} {declaration}"));
-        let parts: Vec<String> = columns.chain(self.rules.iter().map(|rule| (*rule).to_owned())).collect();
+        let columns = self
+            .columns
+            .iter()
+            .map(|(name, declaration)| format!("{name} {declaration}"));
+        let parts: Vec<String> = columns
+            .chain(self.rules.iter().map(|rule| (*rule).to_owned()))
+            .collect();
         format!("CREATE TABLE {} ({}) STRICT;", self.name, parts.join(", "))
     }
 
     /// An insertion of one row with a parameter `:name` for each column.
     pub(crate) fn insert(&self) -> String {
         let parameters: Vec<String> = self.columns.iter().map(|(name, _)| format!(":{name}")).collect();
-        format!("INSERT INTO {} ({}) VALUES ({})", self.name, self.column_list(), parameters.join(", "))
+        format!(
+            "INSERT INTO {} ({}) VALUES ({})",
+            self.name,
+            self.column_list(),
+            parameters.join(", ")
+        )
     }
 
     /// The columns, qualified by the table's name.
     pub(crate) fn column_list_qualified(&self) -> String {
-        let columns: Vec<String> = self.columns.iter().map(|(name, _)| format!("{}.{name}", self.name)).collect();
+        let columns: Vec<String> = self
+            .columns
+            .iter()
+            .map(|(name, _)| format!("{}.{name}", self.name))
+            .collect();
         columns.join(", ")
     }
 
     fn column_list(&self) -> String {
-        self.columns.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+        self.columns
+            .iter()
+            .map(|(name, _)| *name)
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 
@@ -193,8 +211,17 @@ pub(crate) const META: Table = Table {
 };
 
 /// Every table, referenced ones first.
-pub(crate) const TABLES: &[Table] =
-    &[EPISODES, REWARDS, CALLS, CHOICES, TOOL_CALLS, ACKNOWLEDGEMENTS, POLICIES, PASS_RATES, META];
+pub(crate) const TABLES: &[Table] = &[
+    EPISODES,
+    REWARDS,
+    CALLS,
+    CHOICES,
+    TOOL_CALLS,
+    ACKNOWLEDGEMENTS,
+    POLICIES,
+    PASS_RATES,
+    META,
+];
 
 /// Indexes beside those of keys.
 pub(crate) const INDEXES: &[&str] = &[

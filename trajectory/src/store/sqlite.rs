@@ -56,7 +56,11 @@ impl Fault {
                 Some(ErrorCode::CannotOpen) => StoreError::Open { path, source },
                 _ => StoreError::Sqlite { path, action, source },
             },
-            Self::Value { column, problem } => StoreError::Value { path, column: column.to_owned(), problem },
+            Self::Value { column, problem } => StoreError::Value {
+                path,
+                column: column.to_owned(),
+                problem,
+            },
             Self::Refused(error) => error,
             Self::Commit(source) => StoreError::Commit { path, source },
             Self::WriterGone => StoreError::WriterGone { path },
@@ -110,7 +114,12 @@ fn version(connection: &Connection, path: &Path) -> Result<Option<i64>, Fault> {
         return Err(StoreError::NotAStore { path: path.to_owned() }.into());
     }
     if found > SCHEMA_VERSION {
-        return Err(StoreError::NewerSchema { path: path.to_owned(), found, supported: SCHEMA_VERSION }.into());
+        return Err(StoreError::NewerSchema {
+            path: path.to_owned(),
+            found,
+            supported: SCHEMA_VERSION,
+        }
+        .into());
     }
     Ok(Some(found))
 }

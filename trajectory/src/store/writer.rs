@@ -39,7 +39,11 @@ impl Writer {
         let thread = std::thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || run(&connection, &waiting, &counted))?;
-        Ok(Self { queue: Some(queue), thread: Some(thread), counters })
+        Ok(Self {
+            queue: Some(queue),
+            thread: Some(thread),
+            counters,
+        })
     }
 
     /// Runs `work` in the next group and returns its result once the group is committed.
@@ -48,7 +52,11 @@ impl Writer {
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
         let (reply, answer) = sync_channel(1);
-        let write = Pending { work: Some(work), outcome: None, reply };
+        let write = Pending {
+            work: Some(work),
+            outcome: None,
+            reply,
+        };
         let queue = self.queue.as_ref().ok_or(Fault::WriterGone)?;
         queue.send(Box::new(write)).map_err(|_| Fault::WriterGone)?;
         answer.recv().map_err(|_| Fault::WriterGone)?

@@ -5,7 +5,13 @@ use proptest::prelude::*;
 use super::*;
 
 fn scheduler(max_batch_tokens: usize, max_sequences: usize, n_blocks: usize) -> Scheduler {
-    Scheduler::new(SchedulerLimits { max_batch_tokens, max_sequences }, n_blocks)
+    Scheduler::new(
+        SchedulerLimits {
+            max_batch_tokens,
+            max_sequences,
+        },
+        n_blocks,
+    )
 }
 
 fn prompt(first: u32, n_tokens: usize) -> Vec<u32> {
@@ -19,7 +25,10 @@ fn step(scheduler: &mut Scheduler) -> Vec<(SequenceId, usize, usize)> {
     for item in items.iter().filter(|item| item.samples) {
         scheduler.push_token(item.sequence, 1);
     }
-    items.iter().map(|item| (item.sequence, item.start, item.n_tokens)).collect()
+    items
+        .iter()
+        .map(|item| (item.sequence, item.start, item.n_tokens))
+        .collect()
 }
 
 #[test]
@@ -40,7 +49,11 @@ fn rows_of_one_adapter_come_together() {
     for (id, adapter) in [(1, 2), (2, 0), (3, 2), (4, 1)] {
         scheduler.add(id, adapter, prompt(100 * id as u32, 4));
     }
-    let order: Vec<_> = scheduler.schedule().iter().map(|item| (item.adapter_load_id, item.sequence)).collect();
+    let order: Vec<_> = scheduler
+        .schedule()
+        .iter()
+        .map(|item| (item.adapter_load_id, item.sequence))
+        .collect();
     assert_eq!(order, [(0, 2), (1, 4), (2, 1), (2, 3)]);
 }
 
@@ -53,8 +66,18 @@ fn a_prefix_shared_by_requests_that_arrive_together_is_computed_once() {
         scheduler.add(id, 0, tokens);
     }
     assert_eq!(step(&mut scheduler), [(1, 0, 50)]);
-    assert_eq!(step(&mut scheduler), [(1, 50, 1), (2, 32, 18), (3, 32, 18), (4, 32, 18)]);
-    assert_eq!(scheduler.counts(), PromptCounts { computed: 50 + 3 * 18, cached: 3 * 32, preemptions: 0 });
+    assert_eq!(
+        step(&mut scheduler),
+        [(1, 50, 1), (2, 32, 18), (3, 32, 18), (4, 32, 18)]
+    );
+    assert_eq!(
+        scheduler.counts(),
+        PromptCounts {
+            computed: 50 + 3 * 18,
+            cached: 3 * 32,
+            preemptions: 0
+        }
+    );
 }
 
 #[test]

@@ -142,6 +142,11 @@ const STATES: &str = include_str!("geography/states.tsv");
 const ABROAD: &str = include_str!("geography/abroad.tsv");
 const SEA: &str = include_str!("geography/sea.tsv");
 
+/// Area codes of the service that are not states: territories, then marine areas.
+pub const OTHER_AREAS: [&str; 19] = [
+    "PR", "GU", "AS", "VI", "MP", "AM", "AN", "GM", "LC", "LE", "LH", "LM", "LO", "LS", "PH", "PK", "PM", "PS", "PZ",
+];
+
 /// A point farther than this from every place is not covered.
 const COVERAGE_KM: f64 = 320.0;
 /// The width of a grid cell.

@@ -1,0 +1,3 @@
+//! The environments that ship with Trainyard, one module each.
+
+pub mod nws;
