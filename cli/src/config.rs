@@ -1,16 +1,16 @@
 //! The configuration file of a training run: every section, every default with its reason.
 //!
-//! A file is read as it is written ([`RunConfig::load`]), unknown keys are refused with their line, and
+//! A file is read as it is written ([`RunConfig::load`] in `load.rs`), unknown keys are refused with their line, and
 //! [`RunConfig::validate`] checks what types can't say. Paths and commands may use `{config_dir}`, the
 //! folder of the file; commands also `{trainyard}` (the running executable), and an MCP server's command
 //! `{weather_url}` (the weather service that the run uses).
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::failure::UsageError;
+mod load;
 
 /// Everything that a run is made of.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -65,9 +65,15 @@ pub(crate) struct RunSection {
     pub(crate) time_limit_minutes: f64,
 }
 
+/// `runs/` below the working directory, which git ignores; seed 1 and no limit, since both are a person's choice.
 impl Default for RunSection {
     fn default() -> Self {
-        Self { output: "runs".into(), name: "run".into(), seed: 1, time_limit_minutes: 0.0 }
+        Self {
+            output: "runs".into(),
+            name: "run".into(),
+            seed: 1,
+            time_limit_minutes: 0.0,
+        }
     }
 }
 
@@ -85,10 +91,12 @@ pub(crate) struct ModelSection {
     pub(crate) dtype: String,
 }
 
+/// What every machine has.
 fn default_device() -> String {
     "cpu".into()
 }
 
+/// Engine and trainer agree to 1e-4 in it; CPUs gain nothing from bfloat16.
 fn default_dtype() -> String {
     "float32".into()
 }
@@ -107,9 +115,18 @@ pub(crate) struct EngineSection {
     pub(crate) max_model_len: usize,
 }
 
+/// For some hundred million parameters on a few cores. 512 tokens a pass read a whole prompt of the demo (tools and
+/// question, about 400 tokens) in one step without holding up running answers for longer; 32 sequences are the default
+/// rollout concurrency, and more gain nothing where cores and not memory bound the speed; 24 576 tokens hold these 32 at
+/// 768 tokens each (1.1 GB); 2048 tokens are four times an episode of the demo.
 impl Default for EngineSection {
     fn default() -> Self {
-        Self { max_batch_tokens: 512, max_sequences: 32, kv_cache_tokens: 24_576, max_model_len: 2048 }
+        Self {
+            max_batch_tokens: 512,
+            max_sequences: 32,
+            kv_cache_tokens: 24_576,
+            max_model_len: 2048,
+        }
     }
 }
 
@@ -121,9 +138,12 @@ pub(crate) struct ProxySection {
     pub(crate) listen: String,
 }
 
+/// Loopback, since agents run on this machine; a free port, so that runs don't collide.
 impl Default for ProxySection {
     fn default() -> Self {
-        Self { listen: "127.0.0.1:0".into() }
+        Self {
+            listen: "127.0.0.1:0".into(),
+        }
     }
 }
 
@@ -154,6 +174,7 @@ pub(crate) struct EnvironmentSection {
     pub(crate) scenarios: Option<PathBuf>,
 }
 
+/// Any number; fixed, so that held-out results of different runs are of the same questions.
 fn default_environment_seed() -> u64 {
     7
 }
@@ -179,6 +200,7 @@ pub(crate) struct AgentSection {
     pub(crate) preload: Vec<String>,
 }
 
+/// Thirty times an ordinary episode on 2 busy cores: catches what hangs, and never what is slow.
 fn default_time_limit() -> f64 {
     180.0
 }
@@ -206,9 +228,15 @@ pub(crate) struct RolloutSection {
     pub(crate) temperature: f64,
 }
 
+/// 32 episodes at a time fill the engine's batch while some of them wait for tools; 96 tokens are twice the longest
+/// right answer or tool call of the demo; at temperature 1 the tokens come from the policy that the loss speaks of.
 impl Default for RolloutSection {
     fn default() -> Self {
-        Self { concurrency: 32, max_tokens: 96, temperature: 1.0 }
+        Self {
+            concurrency: 32,
+            max_tokens: 96,
+            temperature: 1.0,
+        }
     }
 }
 
@@ -224,9 +252,15 @@ pub(crate) struct WarmStartSection {
     pub(crate) learning_rate: f64,
 }
 
+/// 96 demonstrations in 12 steps teach the form of a tool call and leave the task to GRPO: a third of the held-out
+/// questions are right after them. 1e-3 is five times GRPO's rate, since every token of a demonstration is right.
 impl Default for WarmStartSection {
     fn default() -> Self {
-        Self { steps: 12, demonstrations_per_step: 8, learning_rate: 1e-3 }
+        Self {
+            steps: 12,
+            demonstrations_per_step: 8,
+            learning_rate: 1e-3,
+        }
     }
 }
 
@@ -279,6 +313,15 @@ pub(crate) struct TrainerSection {
     pub(crate) max_failed: usize,
 }
 
+/// - 8 groups of 8: half of the groups give no gradient (all right or all wrong), and the rest must still outvote noise.
+/// - Learning rate 2e-4: 8e-4 unlearnt within 10 steps on a 135M model. No warm-up: the optimiser's moments come warm
+///   from the warm start.
+/// - `clip_low` 0.2, `clip_high` 0.28: the asymmetric bounds of DAPO, which leave rare right tokens room to grow.
+/// - One update a batch: rollouts are cheap beside what a second, off-policy update risks.
+/// - Rank 16, alpha 32: enough for a narrow task (rank 16 learnt it in a probe), at PEFT's usual scale of 2.
+/// - Norm 1: bounds the step that a single odd group makes. No weight decay: adapters of a short run stay small.
+/// - 1536 distinct tokens a pass: about 1 GB of activations for 135M parameters in float32.
+/// - Half of a group may fail before the comparison says too little.
 impl Default for TrainerSection {
     fn default() -> Self {
         Self {
@@ -323,9 +366,13 @@ pub(crate) struct SelectionSection {
     pub(crate) floor: f64,
 }
 
+/// A floor of 0.02 is a twelfth of the most that p(1 − p) gives: solved and hopeless scenarios come back now and then.
 impl Default for SelectionSection {
     fn default() -> Self {
-        Self { by: SelectionBy::PassRate, floor: 0.02 }
+        Self {
+            by: SelectionBy::PassRate,
+            floor: 0.02,
+        }
     }
 }
 
@@ -341,131 +388,14 @@ pub(crate) struct EvaluationSection {
     pub(crate) every: usize,
 }
 
+/// 88 scenarios give a success rate to ±10 points (95 %) in about a minute; none in between, since each costs the time of
+/// several steps.
 impl Default for EvaluationSection {
     fn default() -> Self {
-        Self { scenarios: 88, base: true, every: 0 }
-    }
-}
-
-impl RunConfig {
-    /// Reads and checks a file. `{config_dir}` is resolved here; relative paths are relative to the file's folder,
-    /// but for `run.output`, which is relative to the working directory.
-    ///
-    /// # Errors
-    /// A usage error that names the file, the line and the key.
-    pub(crate) fn load(path: &Path) -> Result<Self, UsageError> {
-        let text = std::fs::read_to_string(path).map_err(|source| {
-            UsageError::new(format!("can't read the configuration {}: {source}", path.display()))
-                .hint("pass a TOML file with -c; examples/nws/trainyard.toml is one")
-        })?;
-        let mut config: Self = toml::from_str(&text).map_err(|source| {
-            UsageError::new(format!("{} is not a valid configuration\n{}", path.display(), source.to_string().trim_end()))
-                .hint("correct the key or value at that line; every key is described in cli/src/config.rs")
-        })?;
-        let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let folder = std::path::absolute(folder)
-            .map_err(|source| UsageError::new(format!("can't resolve the folder of {}: {source}", path.display())))?;
-        config.resolve(&folder);
-        config.validate().map_err(|error| error.context(format!("in {}", path.display())))?;
-        Ok(config)
-    }
-
-    fn resolve(&mut self, folder: &Path) {
-        let text = folder.to_string_lossy().into_owned();
-        let expand = |value: &mut String| *value = value.replace("{config_dir}", &text);
-        self.agent.command.iter_mut().for_each(expand);
-        self.agent.env.values_mut().for_each(expand);
-        for server in &mut self.mcp_servers {
-            server.command.iter_mut().for_each(expand);
-            server.env.values_mut().for_each(expand);
+        Self {
+            scenarios: 88,
+            base: true,
+            every: 0,
         }
-        let absolute = |path: &mut PathBuf| {
-            *path = folder.join(path.to_string_lossy().replace("{config_dir}", &text));
-        };
-        absolute(&mut self.model.path);
-        if let Some(path) = &mut self.environment.scenarios {
-            absolute(path);
-        }
-    }
-
-    fn validate(&self) -> Result<(), UsageError> {
-        let positive = |name: &str, value: f64| {
-            (value > 0.0 && value.is_finite())
-                .then_some(())
-                .ok_or_else(|| UsageError::new(format!("{name} is {value}; it must be above 0")))
-        };
-        positive("engine.max_batch_tokens", self.engine.max_batch_tokens as f64)?;
-        positive("engine.max_sequences", self.engine.max_sequences as f64)?;
-        positive("engine.kv_cache_tokens", self.engine.kv_cache_tokens as f64)?;
-        positive("engine.max_model_len", self.engine.max_model_len as f64)?;
-        positive("rollout.concurrency", self.rollout.concurrency as f64)?;
-        positive("rollout.max_tokens", f64::from(self.rollout.max_tokens))?;
-        positive("rollout.temperature", self.rollout.temperature)?;
-        positive("agent.time_limit_seconds", self.agent.time_limit_seconds)?;
-        positive("warm_start.learning_rate", self.warm_start.learning_rate)?;
-        positive("warm_start.demonstrations_per_step", self.warm_start.demonstrations_per_step as f64)?;
-        positive("trainer.learning_rate", self.trainer.learning_rate)?;
-        positive("trainer.groups_per_step", self.trainer.groups_per_step as f64)?;
-        positive("trainer.rank", self.trainer.rank as f64)?;
-        positive("trainer.alpha", self.trainer.alpha)?;
-        positive("trainer.updates_per_batch", self.trainer.updates_per_batch as f64)?;
-        positive("trainer.micro_batch_tokens", self.trainer.micro_batch_tokens as f64)?;
-        if self.trainer.group_size < 2 {
-            return Err(UsageError::new(format!(
-                "trainer.group_size is {}; episodes are compared within a group, so it must be at least 2",
-                self.trainer.group_size
-            )));
-        }
-        if self.agent.command.is_empty() {
-            return Err(UsageError::new("agent.command is empty; give the command that starts your agent"));
-        }
-        if let Some(server) = self.mcp_servers.iter().find(|server| server.command.is_empty()) {
-            return Err(UsageError::new(format!("the command of mcp server '{}' is empty", server.name)));
-        }
-        if self.environment.name != "nws" {
-            return Err(UsageError::new(format!("there is no environment '{}'", self.environment.name))
-                .hint("the built-in environment is 'nws'"));
-        }
-        if !matches!(self.model.dtype.as_str(), "float32" | "bfloat16") {
-            return Err(UsageError::new(format!("model.dtype is '{}'; use float32 or bfloat16", self.model.dtype)));
-        }
-        if std::fs::metadata(&self.model.path).is_err() {
-            return Err(UsageError::new(format!("there is no model at {}", self.model.path.display()))
-                .hint("set model.path to a Hugging Face folder or a GGUF file; `make demo` fetches the demo's model"));
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(text: &str) -> UsageError {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("run.toml");
-        std::fs::write(&path, text).unwrap();
-        RunConfig::load(&path).unwrap_err()
-    }
-
-    const REST: &str = "[model]\npath = \"nowhere\"\n[environment]\nname = \"nws\"\n[agent]\ncommand = [\"a\"]\n";
-
-    #[test]
-    fn unknown_key_is_named_with_its_line() {
-        let message = check(&format!("{REST}[trainer]\nlerning_rate = 1\n")).to_string();
-        assert!(message.contains("line 8") && message.contains("lerning_rate"), "{message}");
-        assert!(message.contains("learning_rate"), "the known keys are listed: {message}");
-    }
-
-    #[test]
-    fn a_missing_model_is_named() {
-        let message = check(REST).to_string();
-        assert!(message.contains("there is no model at") && message.contains("nowhere"), "{message}");
-    }
-
-    #[test]
-    fn a_group_of_one_is_refused() {
-        let message = check(&format!("{REST}[trainer]\ngroup_size = 1\n")).to_string();
-        assert!(message.contains("group_size"), "{message}");
     }
 }

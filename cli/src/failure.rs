@@ -13,7 +13,11 @@ pub(crate) struct UsageError {
 impl UsageError {
     /// `message` says what is wrong, in lowercase without a full stop.
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), context: None, hint: None }
+        Self {
+            message: message.into(),
+            context: None,
+            hint: None,
+        }
     }
 
     /// Adds what to do.
@@ -45,3 +49,17 @@ impl fmt::Display for UsageError {
 }
 
 impl std::error::Error for UsageError {}
+
+/// An error with its sources, on one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let message = error.to_string();
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
+        }
+        source = error.source();
+    }
+    text
+}

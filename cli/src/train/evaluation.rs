@@ -49,13 +49,30 @@ pub(crate) async fn evaluate(
         upstream: None,
     });
     let progress = Progress::start(&format!("evaluating {label}"), scenarios.len());
-    let outcomes =
-        world.driver.run(plans.collect(), Arc::clone(&world.environment), |outcome| progress.episode(outcome), cancel.clone()).await;
+    let outcomes = world
+        .driver
+        .run(
+            plans.collect(),
+            Arc::clone(&world.environment),
+            |outcome| progress.episode(outcome),
+            cancel.clone(),
+        )
+        .await;
     progress.finish();
     super::check_outcomes(&outcomes, cancel).with_context(|| format!("the evaluation of {label} did not run"))?;
-    let episodes = outcomes.iter().filter_map(|outcome| Some((outcome.scenario_id.clone(), outcome.episode_id.clone()?))).collect();
+    let episodes = outcomes
+        .iter()
+        .filter_map(|outcome| Some((outcome.scenario_id.clone(), outcome.episode_id.clone()?)))
+        .collect();
     let results = Results::from_outcomes(&outcomes);
-    Ok((Evaluation { results, episodes, seconds: started.elapsed().as_secs_f64() }, outcomes))
+    Ok((
+        Evaluation {
+            results,
+            episodes,
+            seconds: started.elapsed().as_secs_f64(),
+        },
+        outcomes,
+    ))
 }
 
 /// The held-out scenarios of an evaluation: `n` of them (0: all), evenly over the kinds, in a fixed order.

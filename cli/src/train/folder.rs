@@ -31,7 +31,8 @@ impl RunFolder {
 
     /// Opens the folder of an interrupted run, with its configuration.
     pub(crate) fn open(root: &Path) -> Result<(Self, RunConfig), UsageError> {
-        let root = std::path::absolute(root).map_err(|error| UsageError::new(format!("{}: {error}", root.display())))?;
+        let root =
+            std::path::absolute(root).map_err(|error| UsageError::new(format!("{}: {error}", root.display())))?;
         let config = RunConfig::load(&root.join("config.toml"))
             .map_err(|error| error.context(format!("{} is not the folder of a run", root.display())))?;
         Ok((Self { root }, config))
@@ -39,13 +40,18 @@ impl RunFolder {
 
     /// The newest run below `output` that has no `summary.json` yet.
     pub(crate) fn newest_unfinished(output: &Path) -> Result<PathBuf, UsageError> {
-        let entries = std::fs::read_dir(output).into_iter().flatten().flatten().map(|entry| entry.path());
+        let entries = std::fs::read_dir(output)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path());
         entries
             .filter(|path| path.join("config.toml").is_file() && !path.join("summary.json").is_file())
             .max_by_key(|path| path.metadata().and_then(|metadata| metadata.modified()).ok())
             .ok_or_else(|| {
-                UsageError::new(format!("there is no interrupted run in {}", output.display()))
-                    .hint("start one with `trainyard train -c FILE`, or name its folder: `trainyard train --resume FOLDER`")
+                UsageError::new(format!("there is no interrupted run in {}", output.display())).hint(
+                    "start one with `trainyard train -c FILE`, or name its folder: `trainyard train --resume FOLDER`",
+                )
             })
     }
 
@@ -81,9 +87,12 @@ impl RunFolder {
     pub(crate) fn drop_adapters_after(&self, version: u64) -> anyhow::Result<()> {
         for entry in std::fs::read_dir(self.adapters())?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let newer = name.strip_prefix("policy@").map(|number| number.parse().is_ok_and(|number: u64| number > version));
+            let newer = name
+                .strip_prefix("policy@")
+                .map(|number| number.parse().is_ok_and(|number: u64| number > version));
             if newer.unwrap_or(true) {
-                std::fs::remove_dir_all(entry.path()).with_context(|| format!("can't remove {}", entry.path().display()))?;
+                std::fs::remove_dir_all(entry.path())
+                    .with_context(|| format!("can't remove {}", entry.path().display()))?;
             }
         }
         Ok(())

@@ -64,9 +64,21 @@ pub(crate) async fn grpo_step(
 ) -> anyhow::Result<Step> {
     let started = Instant::now();
     let plans = plan(world, scenarios, step)?;
-    let group_ids: Vec<GroupId> = plans.iter().step_by(world.config.trainer.group_size).filter_map(|plan| plan.group.clone()).collect();
+    let group_ids: Vec<GroupId> = plans
+        .iter()
+        .step_by(world.config.trainer.group_size)
+        .filter_map(|plan| plan.group.clone())
+        .collect();
     let progress = Progress::start(&format!("step {step} rollouts"), plans.len());
-    let outcomes = world.driver.run(plans, Arc::clone(&world.environment), |outcome| progress.episode(outcome), cancel.clone()).await;
+    let outcomes = world
+        .driver
+        .run(
+            plans,
+            Arc::clone(&world.environment),
+            |outcome| progress.episode(outcome),
+            cancel.clone(),
+        )
+        .await;
     progress.finish();
     super::check_outcomes(&outcomes, cancel).with_context(|| format!("the rollouts of step {step} did not run"))?;
     let rolled_out = Instant::now();
@@ -91,10 +103,18 @@ pub(crate) async fn grpo_step(
         failed: outcomes.iter().filter(|outcome| outcome.failure.is_some()).count(),
         rollout_seconds: (rolled_out - started).as_secs_f64(),
         train_seconds: rolled_out.elapsed().as_secs_f64(),
-        groups_not_ready: ready.left_out.into_iter().map(|(reason, n)| (reason.to_string(), n)).collect(),
+        groups_not_ready: ready
+            .left_out
+            .into_iter()
+            .map(|(reason, n)| (reason.to_string(), n))
+            .collect(),
         trainer: report,
     };
-    Ok(Step { outcomes, group_ids, metrics })
+    Ok(Step {
+        outcomes,
+        group_ids,
+        metrics,
+    })
 }
 
 /// `groups_per_step` scenarios, `group_size` episodes each. Every episode has its own sampling seed, so that a run can
@@ -103,10 +123,19 @@ fn plan(world: &World, scenarios: &[Scenario], step: usize) -> anyhow::Result<Ve
     let config = &world.config;
     let selection = match config.selection.by {
         SelectionBy::Uniform => Selection::Uniform,
-        SelectionBy::PassRate => Selection::PassRate { floor: config.selection.floor },
+        SelectionBy::PassRate => Selection::PassRate {
+            floor: config.selection.floor,
+        },
     };
     let rates = world.store.pass_rates()?;
-    let chosen = select(scenarios, &rates, selection, config.trainer.groups_per_step, config.run.seed, step as u64);
+    let chosen = select(
+        scenarios,
+        &rates,
+        selection,
+        config.trainer.groups_per_step,
+        config.run.seed,
+        step as u64,
+    );
     let mut plans = Vec::with_capacity(chosen.len() * config.trainer.group_size);
     for (position, scenario) in chosen.into_iter().enumerate() {
         let group = GroupId::new();
@@ -114,7 +143,14 @@ fn plan(world: &World, scenarios: &[Scenario], step: usize) -> anyhow::Result<Ve
             let overrides = Map::from_iter([
                 ("temperature".to_owned(), json!(config.rollout.temperature)),
                 ("max_tokens".to_owned(), json!(config.rollout.max_tokens)),
-                ("seed".to_owned(), json!(episode_seed(config.run.seed, step, position * config.trainer.group_size + member))),
+                (
+                    "seed".to_owned(),
+                    json!(episode_seed(
+                        config.run.seed,
+                        step,
+                        position * config.trainer.group_size + member
+                    )),
+                ),
             ]);
             plans.push(EpisodePlan {
                 scenario: scenarios[scenario].clone(),
@@ -131,14 +167,20 @@ fn plan(world: &World, scenarios: &[Scenario], step: usize) -> anyhow::Result<Ve
 /// A 32-bit seed: OpenAI's schema has an integer, and clients may read it as a float.
 fn episode_seed(seed: u64, step: usize, episode: usize) -> u32 {
     use rand::{Rng, SeedableRng};
-    let stream = seed.wrapping_mul(1_000_003).wrapping_add(step as u64).wrapping_mul(1_000_003).wrapping_add(episode as u64);
+    let stream = seed
+        .wrapping_mul(1_000_003)
+        .wrapping_add(step as u64)
+        .wrapping_mul(1_000_003)
+        .wrapping_add(episode as u64);
     rand::rngs::StdRng::seed_from_u64(stream).random()
 }
 
 /// Pass rates are learnt after the checkpoint, so that a repeated step draws the same scenarios.
 pub(crate) fn record_outcomes(world: &World, outcomes: &[EpisodeOutcome]) -> anyhow::Result<()> {
     for outcome in outcomes.iter().filter(|outcome| outcome.reward.is_some()) {
-        world.store.record_outcome(&ScenarioId::from(outcome.scenario_id.as_str()), outcome.success())?;
+        world
+            .store
+            .record_outcome(&ScenarioId::from(outcome.scenario_id.as_str()), outcome.success())?;
     }
     Ok(())
 }
@@ -151,7 +193,13 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 fn by_kind(outcomes: &[EpisodeOutcome]) -> BTreeMap<String, f64> {
     let mut kinds: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for outcome in outcomes {
-        kinds.entry(outcome.kind.clone()).or_default().push(f64::from(u8::from(outcome.success())));
+        kinds
+            .entry(outcome.kind.clone())
+            .or_default()
+            .push(f64::from(u8::from(outcome.success())));
     }
-    kinds.into_iter().map(|(kind, values)| (kind, mean(values.into_iter()))).collect()
+    kinds
+        .into_iter()
+        .map(|(kind, values)| (kind, mean(values.into_iter())))
+        .collect()
 }

@@ -38,7 +38,10 @@ impl PeakMemory {
     }
 
     fn sample(&self) {
-        let total = process_tree(std::process::id()).into_iter().map(proportional_set_size).sum::<u64>();
+        let total = process_tree(std::process::id())
+            .into_iter()
+            .map(proportional_set_size)
+            .sum::<u64>();
         self.0.fetch_max(total, Ordering::Relaxed);
     }
 }
@@ -47,7 +50,9 @@ impl PeakMemory {
 fn process_tree(root: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
         if let Some(parent) = parent_of(pid) {
             children.entry(parent).or_default().push(pid);
         }
@@ -72,7 +77,9 @@ fn proportional_set_size(pid: u32) -> u64 {
         let line = text.lines().find_map(|line| line.strip_prefix(key))?;
         line.split_whitespace().next()?.parse().ok()
     };
-    1024 * kilobytes("smaps_rollup", "Pss:").or_else(|| kilobytes("status", "VmRSS:")).unwrap_or(0)
+    1024 * kilobytes("smaps_rollup", "Pss:")
+        .or_else(|| kilobytes("status", "VmRSS:"))
+        .unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ use self::progress::{duration, line};
 use self::publish::Publisher;
 use self::world::{Loaded, World};
 use crate::config::{LossName, RunConfig};
-use crate::failure::UsageError;
+use crate::failure::{UsageError, chain};
 
 /// The run was told to stop; what is done is kept.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +80,10 @@ pub(crate) async fn train(start: Start, shutdown: CancellationToken) -> anyhow::
     stop.cancel();
     world.stop().await;
     if shutdown.is_cancelled() {
-        line(format!("interrupted; go on with: trainyard train --resume {}", folder.root().display()));
+        line(format!(
+            "interrupted; go on with: trainyard train --resume {}",
+            folder.root().display()
+        ));
         return Err(Interrupted.into());
     }
     result.map(|()| folder.root().to_owned())
@@ -100,8 +103,17 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     /// A new run, or the one that the folder's checkpoint holds.
-    fn restore(world: &'a World, folder: &'a RunFolder, stop: CancellationToken, resumed: bool) -> anyhow::Result<Self> {
-        let mut trainer = Trainer::new(world.model.shallow_clone(), trainer_config(&world.config)?, world.config.run.seed)?;
+    fn restore(
+        world: &'a World,
+        folder: &'a RunFolder,
+        stop: CancellationToken,
+        resumed: bool,
+    ) -> anyhow::Result<Self> {
+        let mut trainer = Trainer::new(
+            world.model.shallow_clone(),
+            trainer_config(&world.config)?,
+            world.config.run.seed,
+        )?;
         let mut state = RunState::default();
         if resumed && std::fs::metadata(folder.checkpoint()).is_ok() {
             let extra = trainer.load_checkpoint(&folder.checkpoint())?;
@@ -111,19 +123,42 @@ impl<'a> Run<'a> {
         let publisher = Publisher::new(world.inference.clone(), &world.proxy_url)?;
         let memory = PeakMemory::watch(state.peak_rss_bytes, stop);
         let earlier_seconds = state.seconds;
-        Ok(Self { world, folder, trainer, publisher, state, memory, started: Instant::now(), earlier_seconds })
+        Ok(Self {
+            world,
+            folder,
+            trainer,
+            publisher,
+            state,
+            memory,
+            started: Instant::now(),
+            earlier_seconds,
+        })
     }
 
     async fn finish(mut self, cancel: CancellationToken) -> anyhow::Result<()> {
         let config = &self.world.config;
         if self.state.version > 0 {
-            line(format!("resuming     at step {} with policy@{}", self.state.step, self.state.version));
-            self.publisher.publish(self.state.version, &self.folder.adapter(self.state.version)).await?;
+            line(format!(
+                "resuming     at step {} with policy@{}",
+                self.state.step, self.state.version
+            ));
+            self.publisher
+                .publish(self.state.version, &self.folder.adapter(self.state.version))
+                .await?;
         }
         let scenarios = held_out(&self.world.scenarios, config.evaluation.scenarios);
-        let training: Vec<Scenario> =
-            self.world.scenarios.iter().filter(|scenario| scenario.split == Split::Train).cloned().collect();
-        line(format!("scenarios    {} for training, {} held out (other places)", training.len(), scenarios.len()));
+        let training: Vec<Scenario> = self
+            .world
+            .scenarios
+            .iter()
+            .filter(|scenario| scenario.split == Split::Train)
+            .cloned()
+            .collect();
+        line(format!(
+            "scenarios    {} for training, {} held out (other places)",
+            training.len(),
+            scenarios.len()
+        ));
 
         if config.evaluation.base && self.state.base.is_none() && self.state.version == 0 {
             let (evaluation, outcomes) = evaluate(self.world, "base", &scenarios, &cancel).await?;
@@ -155,17 +190,33 @@ impl<'a> Run<'a> {
         report::write(self.world, self.folder, &self.state, &scenarios)
     }
 
-    async fn grpo(&mut self, training: &[Scenario], held_out: &[Scenario], cancel: &CancellationToken) -> anyhow::Result<()> {
+    async fn grpo(
+        &mut self,
+        training: &[Scenario],
+        held_out: &[Scenario],
+        cancel: &CancellationToken,
+    ) -> anyhow::Result<()> {
         let config = &self.world.config;
         let begun = Instant::now();
         let first = self.state.step;
         while self.state.step < config.trainer.steps {
             let step = self.state.step + 1;
             if self.out_of_time(begun, self.state.step - first) {
-                line(format!("time limit   GRPO ends after {} of {} steps", self.state.step, config.trainer.steps));
+                line(format!(
+                    "time limit   GRPO ends after {} of {} steps",
+                    self.state.step, config.trainer.steps
+                ));
                 break;
             }
-            let done = grpo::grpo_step(self.world, &mut self.trainer, training, step, self.state.version, cancel).await?;
+            let done = grpo::grpo_step(
+                self.world,
+                &mut self.trainer,
+                training,
+                step,
+                self.state.version,
+                cancel,
+            )
+            .await?;
             self.count(&done.outcomes);
             let difference = done.metrics.trainer.engine_trainer_max_abs_diff.unwrap_or_default();
             self.state.engine_trainer_max_abs_diff = self.state.engine_trainer_max_abs_diff.max(difference);
@@ -177,7 +228,11 @@ impl<'a> Run<'a> {
             grpo::record_outcomes(self.world, &done.outcomes)?;
             report::append_metrics(self.folder, &done.metrics, swapped.elapsed().as_secs_f64())?;
             let each = begun.elapsed().as_secs_f64() / (step - first) as f64;
-            report::step_line(&done.metrics, config.trainer.steps, each * (config.trainer.steps - step) as f64);
+            report::step_line(
+                &done.metrics,
+                config.trainer.steps,
+                each * (config.trainer.steps - step) as f64,
+            );
             if config.evaluation.every > 0 && step % config.evaluation.every == 0 && step < config.trainer.steps {
                 let (evaluation, outcomes) = evaluate(self.world, &format!("step {step}"), held_out, cancel).await?;
                 self.count(&outcomes);
@@ -194,7 +249,11 @@ impl<'a> Run<'a> {
             return false;
         }
         let step = begun.elapsed().as_secs_f64() / steps as f64;
-        let evaluation = self.state.warm_start.as_ref().map_or(60.0, |evaluation| evaluation.seconds);
+        let evaluation = self
+            .state
+            .warm_start
+            .as_ref()
+            .map_or(60.0, |evaluation| evaluation.seconds);
         self.seconds() + step + 1.2 * evaluation > limit
     }
 
@@ -202,8 +261,12 @@ impl<'a> Run<'a> {
     async fn publish(&mut self) -> anyhow::Result<()> {
         let version = self.state.version + 1;
         let base_model = self.world.config.model.path.to_string_lossy();
-        let directory =
-            trainer::publish_directory(self.trainer.adapter(), &base_model, &self.folder.adapters(), PolicyVersion(version))?;
+        let directory = trainer::publish_directory(
+            self.trainer.adapter(),
+            &base_model,
+            &self.folder.adapters(),
+            PolicyVersion(version),
+        )?;
         self.state.version = version;
         self.checkpoint()?;
         self.publisher.publish(version, &directory).await?;
@@ -227,7 +290,10 @@ impl<'a> Run<'a> {
         counts.total += outcomes.len();
         counts.failed += outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
         let tainted = |outcome: &EpisodeOutcome| {
-            let episode = outcome.episode_id.as_ref().and_then(|id| self.world.store.episode(id).ok().flatten());
+            let episode = outcome
+                .episode_id
+                .as_ref()
+                .and_then(|id| self.world.store.episode(id).ok().flatten());
             episode.is_some_and(|episode| episode.tainted.is_some())
         };
         counts.tainted += outcomes.iter().filter(|outcome| tainted(outcome)).count();
@@ -266,19 +332,12 @@ fn check_outcomes(outcomes: &[EpisodeOutcome], cancel: &CancellationToken) -> an
     let failures: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.failure.as_ref()).collect();
     match failures.first() {
         Some(first) if failures.len() == outcomes.len() => {
-            anyhow::bail!("every episode failed; the first one: {:?}: {}", first.cause, first.message)
+            anyhow::bail!(
+                "every episode failed; the first one: {:?}: {}",
+                first.cause,
+                first.message
+            )
         }
         _ => Ok(()),
     }
-}
-
-/// An error with its sources, on one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }

@@ -19,7 +19,12 @@ impl Publisher {
     /// `proxy_url`: `http://host:port` of the proxy.
     pub(crate) fn new(inference: InferenceServer, proxy_url: &str) -> anyhow::Result<Self> {
         let http = reqwest::Client::builder().timeout(Duration::from_secs(30)).build()?;
-        Ok(Self { inference, proxy_url: proxy_url.to_owned(), http, loaded: Vec::new() })
+        Ok(Self {
+            inference,
+            proxy_url: proxy_url.to_owned(),
+            http,
+            loaded: Vec::new(),
+        })
     }
 
     /// Makes `version` current. Calls in flight keep the version that they began with; the version before stays loaded
@@ -50,7 +55,12 @@ impl Publisher {
 
     async fn switch(&self, version: u64, adapter: Option<&Path>) -> anyhow::Result<()> {
         let url = format!("{}/api/policy", self.proxy_url);
-        let response = self.http.post(&url).json(&json!({"version": version, "adapter": adapter})).send().await?;
+        let response = self
+            .http
+            .post(&url)
+            .json(&json!({"version": version, "adapter": adapter}))
+            .send()
+            .await?;
         let status = response.status();
         if !status.is_success() {
             anyhow::bail!("{url} answered {status}: {}", response.text().await.unwrap_or_default());

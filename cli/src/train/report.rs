@@ -35,14 +35,20 @@ pub(crate) fn evaluation_line(label: &str, evaluation: &Evaluation) {
 /// A line for people after a step.
 pub(crate) fn step_line(metrics: &StepMetrics, steps: usize, left: f64) {
     let trainer = &metrics.trainer;
-    let failed = if metrics.failed > 0 { format!(", {} episodes failed", metrics.failed) } else { String::new() };
+    let failed = if metrics.failed > 0 {
+        format!(", {} episodes failed", metrics.failed)
+    } else {
+        String::new()
+    };
     line(format!(
         "step {:>3}/{steps}  reward {:.3}  success {:>3.0} %  groups {}/{}  rollouts {:>4.1} s  training {:>4.1} s  ETA {}{failed}",
         metrics.step,
         metrics.reward,
         100.0 * metrics.success,
         trainer.groups,
-        trainer.groups + trainer.groups_left_out.values().sum::<usize>() + metrics.groups_not_ready.values().sum::<usize>(),
+        trainer.groups
+            + trainer.groups_left_out.values().sum::<usize>()
+            + metrics.groups_not_ready.values().sum::<usize>(),
         metrics.rollout_seconds,
         metrics.train_seconds,
         duration(left),
@@ -54,9 +60,15 @@ pub(crate) fn append_metrics(folder: &RunFolder, metrics: &StepMetrics, publish_
     let mut row = serde_json::to_value(metrics)?;
     row["publish_seconds"] = json!(publish_seconds);
     let known = read_metrics(folder)?;
-    let before: Vec<&Value> = known.iter().filter(|earlier| earlier["step"].as_u64() < row["step"].as_u64()).collect();
+    let before: Vec<&Value> = known
+        .iter()
+        .filter(|earlier| earlier["step"].as_u64() < row["step"].as_u64())
+        .collect();
     if before.len() == known.len() {
-        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(folder.metrics())?;
+        let mut file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(folder.metrics())?;
         writeln!(file, "{row}")?;
     } else {
         let lines: String = before.into_iter().chain([&row]).map(|row| format!("{row}\n")).collect();
@@ -67,7 +79,10 @@ pub(crate) fn append_metrics(folder: &RunFolder, metrics: &StepMetrics, publish_
 
 fn read_metrics(folder: &RunFolder) -> anyhow::Result<Vec<Value>> {
     match std::fs::read_to_string(folder.metrics()) {
-        Ok(text) => Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()),
+        Ok(text) => Ok(text
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error).context("metrics.jsonl"),
     }
@@ -75,18 +90,35 @@ fn read_metrics(folder: &RunFolder) -> anyhow::Result<Vec<Value>> {
 
 /// Writes all results and prints the table.
 pub(crate) fn write(world: &World, folder: &RunFolder, state: &RunState, scenarios: &[Scenario]) -> anyhow::Result<()> {
-    let evaluations = [("base", &state.base), ("warm start", &state.warm_start), ("GRPO", &state.grpo)];
+    let evaluations = [
+        ("base", &state.base),
+        ("warm start", &state.warm_start),
+        ("GRPO", &state.grpo),
+    ];
     let columns: Vec<Column<'_>> = evaluations
         .iter()
-        .filter_map(|(label, evaluation)| Some(Column { label, results: Some(&evaluation.as_ref()?.results) }))
+        .filter_map(|(label, evaluation)| {
+            Some(Column {
+                label,
+                results: Some(&evaluation.as_ref()?.results),
+            })
+        })
         .collect();
     std::fs::write(folder.path("results.md"), markdown_table(&columns))?;
-    std::fs::write(folder.path("transcripts.md"), transcripts(world, &evaluations, scenarios)?)?;
+    std::fs::write(
+        folder.path("transcripts.md"),
+        transcripts(world, &evaluations, scenarios)?,
+    )?;
     let rows = read_metrics(folder)?;
     let rows: Vec<PlotRow> = rows.iter().filter_map(plot_row).collect();
     trainer::reward_svg(&rows, &folder.path("reward.svg"))?;
     let results = |evaluation: &Option<Evaluation>| evaluation.as_ref().map(|evaluation| json!(evaluation.results));
-    let model = world.config.model.path.file_stem().map(|name| name.to_string_lossy().into_owned());
+    let model = world
+        .config
+        .model
+        .path
+        .file_stem()
+        .map(|name| name.to_string_lossy().into_owned());
     let summary = json!({
         "seed": world.config.run.seed,
         "model": model,
@@ -98,7 +130,10 @@ pub(crate) fn write(world: &World, folder: &RunFolder, state: &RunState, scenari
         "episodes": state.episodes,
     });
     // Last, since a folder with a summary is a finished run.
-    std::fs::write(folder.path("summary.json"), format!("{}\n", serde_json::to_string_pretty(&summary)?))?;
+    std::fs::write(
+        folder.path("summary.json"),
+        format!("{}\n", serde_json::to_string_pretty(&summary)?),
+    )?;
 
     line("");
     line(text_table(&columns));
@@ -125,23 +160,40 @@ pub(crate) fn write(world: &World, folder: &RunFolder, state: &RunState, scenari
 }
 
 fn plot_row(row: &Value) -> Option<PlotRow> {
-    Some(PlotRow { step: row["step"].as_u64()?, reward: row["reward"].as_f64()?, success: row["success"].as_f64() })
+    Some(PlotRow {
+        step: row["step"].as_u64()?,
+        reward: row["reward"].as_f64()?,
+        success: row["success"].as_f64(),
+    })
 }
 
 /// The same questions before and after: first those that GRPO made right, then others.
-fn transcripts(world: &World, evaluations: &[(&str, &Option<Evaluation>)], scenarios: &[Scenario]) -> anyhow::Result<String> {
+fn transcripts(
+    world: &World,
+    evaluations: &[(&str, &Option<Evaluation>)],
+    scenarios: &[Scenario],
+) -> anyhow::Result<String> {
     let mut shown: Vec<(bool, &Scenario, Vec<(&str, EpisodeRecord)>)> = Vec::new();
     for scenario in scenarios {
         let mut records = Vec::new();
         for (label, evaluation) in evaluations {
-            let id = evaluation.as_ref().and_then(|evaluation| evaluation.episodes.get(&scenario.id));
+            let id = evaluation
+                .as_ref()
+                .and_then(|evaluation| evaluation.episodes.get(&scenario.id));
             if let Some(record) = id.map(|id| world.store.record(id)).transpose()?.flatten() {
                 records.push((*label, record));
             }
         }
         let success = |label: &str| {
-            let record = records.iter().find(|(name, _)| *name == label).map(|(_, record)| record);
-            record.and_then(|record| record.episode.metrics.get("success")).and_then(Value::as_f64).unwrap_or_default() >= 1.0
+            let record = records
+                .iter()
+                .find(|(name, _)| *name == label)
+                .map(|(_, record)| record);
+            record
+                .and_then(|record| record.episode.metrics.get("success"))
+                .and_then(Value::as_f64)
+                .unwrap_or_default()
+                >= 1.0
         };
         shown.push((success("GRPO") && !success("warm start"), scenario, records));
     }
@@ -150,7 +202,13 @@ fn transcripts(world: &World, evaluations: &[(&str, &Option<Evaluation>)], scena
         .iter()
         .take(TRANSCRIPTS)
         .map(|(_, scenario, records)| {
-            (*scenario, records.iter().map(|(label, record)| Attempt { label, record }).collect())
+            (
+                *scenario,
+                records
+                    .iter()
+                    .map(|(label, record)| Attempt { label, record })
+                    .collect(),
+            )
         })
         .collect();
     Ok(render_transcripts("The same questions before and after", &chapters))

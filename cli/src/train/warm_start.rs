@@ -26,7 +26,11 @@ pub(crate) async fn warm_start(
     cancel: &CancellationToken,
 ) -> anyhow::Result<Vec<mcp_envs::rollout::EpisodeOutcome>> {
     let config = &world.config.warm_start;
-    let chosen = demonstrations(scenarios, config.steps * config.demonstrations_per_step, world.config.run.seed);
+    let chosen = demonstrations(
+        scenarios,
+        config.steps * config.demonstrations_per_step,
+        world.config.run.seed,
+    );
     let started = std::time::Instant::now();
     let plans = chosen.into_iter().map(|scenario| EpisodePlan {
         scenario,
@@ -37,7 +41,15 @@ pub(crate) async fn warm_start(
     });
     let plans: Vec<_> = plans.collect();
     let progress = Progress::start("teacher's episodes", plans.len());
-    let outcomes = world.driver.run(plans, Arc::clone(&world.environment), |outcome| progress.episode(outcome), cancel.clone()).await;
+    let outcomes = world
+        .driver
+        .run(
+            plans,
+            Arc::clone(&world.environment),
+            |outcome| progress.episode(outcome),
+            cancel.clone(),
+        )
+        .await;
     progress.finish();
     super::check_outcomes(&outcomes, cancel).context("the teacher's episodes did not run")?;
     let demonstrated = std::time::Instant::now();
@@ -48,7 +60,10 @@ pub(crate) async fn warm_start(
             examples.extend(demonstration(world, id)?);
         }
     }
-    anyhow::ensure!(!examples.is_empty(), "the teacher gave no right answer, so there is nothing to learn from");
+    anyhow::ensure!(
+        !examples.is_empty(),
+        "the teacher gave no right answer, so there is nothing to learn from"
+    );
     let progress = Progress::start("warm start", examples.len().div_ceil(config.demonstrations_per_step));
     let mut last = 0.0;
     for batch in examples.chunks(config.demonstrations_per_step) {
@@ -70,7 +85,10 @@ pub(crate) async fn warm_start(
 
 /// A teacher's calls have no token ids of the policy: they are tokenised by the policy's own template.
 fn demonstration(world: &World, id: &EpisodeId) -> anyhow::Result<Vec<Trajectory>> {
-    let record = world.store.record(id)?.with_context(|| format!("episode {id} is not in the store"))?;
+    let record = world
+        .store
+        .record(id)?
+        .with_context(|| format!("episode {id} is not in the store"))?;
     let mut calls = record.calls;
     for call in &mut calls {
         let Some(response) = &call.response else { continue };
@@ -80,7 +98,12 @@ fn demonstration(world: &World, id: &EpisodeId) -> anyhow::Result<Vec<Trajectory
         let (prompt, sampled) = world.tokenizer.tokenize_call(&call.request, response)?;
         call.prompt_token_ids = Some(prompt);
         let behaviour_logprobs = vec![0.0; sampled.len()];
-        call.choices = vec![trajectory::SampledChoice { index: 0, token_ids: sampled, behaviour_logprobs, finish_reason: None }];
+        call.choices = vec![trajectory::SampledChoice {
+            index: 0,
+            token_ids: sampled,
+            behaviour_logprobs,
+            finish_reason: None,
+        }];
     }
     Ok(trajectory::stitch(&calls))
 }
@@ -96,7 +119,11 @@ fn demonstrations(scenarios: &[Scenario], n: usize, seed: u64) -> Vec<Scenario> 
     let mut chosen: Vec<Scenario> = Vec::with_capacity(n);
     let mut round = 0;
     while chosen.len() < n && !kinds.is_empty() {
-        let mut row: Vec<&Scenario> = kinds.values().filter(|of_kind| !of_kind.is_empty()).map(|of_kind| of_kind[round % of_kind.len()]).collect();
+        let mut row: Vec<&Scenario> = kinds
+            .values()
+            .filter(|of_kind| !of_kind.is_empty())
+            .map(|of_kind| of_kind[round % of_kind.len()])
+            .collect();
         row.shuffle(&mut random);
         chosen.extend(row.into_iter().take(n - chosen.len()).cloned());
         round += 1;

@@ -23,8 +23,9 @@ use tokio_util::task::TaskTracker;
 use trajectory::Store;
 
 use super::folder::RunFolder;
+use crate::commands::listen;
 use crate::config::{Launcher, RunConfig};
-use crate::failure::UsageError;
+use crate::failure::{UsageError, chain};
 
 /// Name of the upstream that answers the warm start's episodes.
 pub(crate) const TEACHER: &str = "teacher";
@@ -62,16 +63,23 @@ impl Loaded {
     /// # Errors
     /// A usage error if the model can't be read or a scenario file has a bad line.
     pub(crate) fn load(config: &RunConfig) -> Result<Self, UsageError> {
-        let usage = |error: &dyn std::error::Error| UsageError::new(super::chain(error));
+        let usage = |error: &dyn std::error::Error| UsageError::new(chain(error));
         let options = LoadOptions::parse(&config.model.device, &config.model.dtype).map_err(|error| usage(&error))?;
         let environment: Arc<dyn Environment> = match &config.environment.scenarios {
-            Some(path) => Arc::new(NwsEnvironment::with_scenarios(config.environment.seed, path).map_err(|error| usage(&error))?),
+            Some(path) => {
+                Arc::new(NwsEnvironment::with_scenarios(config.environment.seed, path).map_err(|error| usage(&error))?)
+            }
             None => Arc::new(NwsEnvironment::new(config.environment.seed)),
         };
         let scenarios = environment.scenarios().map_err(|error| usage(&error))?;
         let tokenizer = ChatTokenizer::load(&config.model.path).map_err(|error| usage(&error))?;
         let model = Model::load(&config.model.path, &options).map_err(|error| usage(&error))?;
-        Ok(Self { environment, scenarios, tokenizer: Arc::new(tokenizer), model })
+        Ok(Self {
+            environment,
+            scenarios,
+            tokenizer: Arc::new(tokenizer),
+            model,
+        })
     }
 }
 
@@ -79,7 +87,12 @@ impl World {
     /// Starts every part on a loopback port.
     pub(crate) async fn start(config: RunConfig, folder: &RunFolder, loaded: Loaded) -> anyhow::Result<Self> {
         let (servers, stop) = (TaskTracker::new(), CancellationToken::new());
-        let Loaded { environment, scenarios, tokenizer, model } = loaded;
+        let Loaded {
+            environment,
+            scenarios,
+            tokenizer,
+            model,
+        } = loaded;
         let listener = listen("127.0.0.1:0").await?;
         let weather_url = url(&listener)?;
         let stand_in = StandIn::start(listener, config.environment.seed, Default::default());
@@ -87,7 +100,11 @@ impl World {
 
         let listener = listen("127.0.0.1:0").await?;
         let teacher_url = url(&listener)?;
-        servers.spawn(until(stop.clone(), "teacher", teacher::serve(listener, scenarios.clone())));
+        servers.spawn(until(
+            stop.clone(),
+            "teacher",
+            teacher::serve(listener, scenarios.clone()),
+        ));
 
         let engine = EngineHandle::start(
             model.shallow_clone(),
@@ -108,13 +125,21 @@ impl World {
             api_key: None,
         };
         let api = ApiState::new(api_config, engine.clone(), Arc::clone(&tokenizer));
-        servers.spawn(until(stop.clone(), "engine API", inference::api::serve(listener, api, stop.clone())));
+        servers.spawn(until(
+            stop.clone(),
+            "engine API",
+            inference::api::serve(listener, api, stop.clone()),
+        ));
 
         let store = Store::open(&folder.store())?;
         let listener = listen(&config.proxy.listen).await?;
         let proxy_url = url(&listener)?;
         let proxy_config = proxy_config(&config, &engine_url, &teacher_url, &weather_url)?;
-        servers.spawn(until(stop.clone(), "proxy", proxy::serve(listener, proxy_config, store.clone(), stop.clone())));
+        servers.spawn(until(
+            stop.clone(),
+            "proxy",
+            proxy::serve(listener, proxy_config, store.clone(), stop.clone()),
+        ));
 
         let driver = RolloutDriver::new(RolloutConfig {
             proxy_url: proxy_url.clone(),
@@ -122,32 +147,46 @@ impl World {
             agent: agent_config(&config),
             concurrency: config.rollout.concurrency,
         })
-        .map_err(|error| UsageError::new(super::chain(&error)))?;
+        .map_err(|error| UsageError::new(chain(&error)))?;
         let inference = InferenceServer::new(&engine_url, None)?;
         inference.wait_ready(Duration::from_secs(60)).await?;
-        driver.prepare().await.map_err(|error| UsageError::new(super::chain(&error)))?;
-        Ok(Self { config, store, environment, scenarios, tokenizer, model, inference, driver, proxy_url, engine, servers, stop })
+        driver.prepare().await.map_err(|error| UsageError::new(chain(&error)))?;
+        Ok(Self {
+            config,
+            store,
+            environment,
+            scenarios,
+            tokenizer,
+            model,
+            inference,
+            driver,
+            proxy_url,
+            engine,
+            servers,
+            stop,
+        })
     }
 
     /// Ends every part; agents and tool servers are gone when it returns.
     pub(crate) async fn stop(self) {
-        let Self { driver, engine, servers, stop, .. } = self;
+        let Self {
+            driver,
+            engine,
+            servers,
+            stop,
+            ..
+        } = self;
         stop.cancel();
         drop(driver);
         servers.close();
-        if tokio::time::timeout(Duration::from_secs(4), servers.wait()).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(4), servers.wait())
+            .await
+            .is_err()
+        {
             tracing::warn!("a server did not end within 4 seconds");
         }
         engine.shutdown();
     }
-}
-
-async fn listen(address: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|source| {
-        UsageError::new(format!("can't listen on {address}: {source}"))
-            .hint("another process uses that port; choose another one, or port 0 for a free one")
-            .into()
-    })
 }
 
 fn url(listener: &TcpListener) -> anyhow::Result<String> {
@@ -172,22 +211,35 @@ async fn until<E: std::fmt::Display>(
     }
 }
 
-fn proxy_config(config: &RunConfig, engine_url: &str, teacher_url: &str, weather_url: &str) -> anyhow::Result<ProxyConfig> {
+fn proxy_config(
+    config: &RunConfig,
+    engine_url: &str,
+    teacher_url: &str,
+    weather_url: &str,
+) -> anyhow::Result<ProxyConfig> {
     let mut policy = UpstreamConfig::new("policy", engine_url);
     policy.policy = true;
     policy.base_model = Some(BASE_MODEL.to_owned());
     let mut proxy = ProxyConfig::new(vec![policy, UpstreamConfig::new(TEACHER, teacher_url)]);
-    proxy.routes = vec![Route { model: "*".to_owned(), upstream: "policy".to_owned() }];
+    proxy.routes = vec![Route {
+        model: "*".to_owned(),
+        upstream: "policy".to_owned(),
+    }];
     let executable = std::env::current_exe().context("the path of the running executable")?;
     let expand = |text: &String| {
-        text.replace("{trainyard}", &executable.to_string_lossy()).replace("{weather_url}", weather_url)
+        text.replace("{trainyard}", &executable.to_string_lossy())
+            .replace("{weather_url}", weather_url)
     };
     proxy.mcp_servers = config
         .mcp_servers
         .iter()
         .map(|server| {
             let mut expanded = McpServerConfig::new(server.name.clone(), server.command.iter().map(expand).collect());
-            expanded.env = server.env.iter().map(|(name, value)| (name.clone(), expand(value))).collect::<BTreeMap<_, _>>();
+            expanded.env = server
+                .env
+                .iter()
+                .map(|(name, value)| (name.clone(), expand(value)))
+                .collect::<BTreeMap<_, _>>();
             expanded
         })
         .collect();
@@ -200,8 +252,9 @@ fn agent_config(config: &RunConfig) -> AgentConfig {
     agent.time_limit = Duration::from_secs_f64(config.agent.time_limit_seconds);
     agent.launcher = match config.agent.launcher {
         Launcher::Plain => LauncherKind::Plain,
-        Launcher::Fork => LauncherKind::Fork { preload: config.agent.preload.clone() },
+        Launcher::Fork => LauncherKind::Fork {
+            preload: config.agent.preload.clone(),
+        },
     };
     agent
 }
-

@@ -26,7 +26,7 @@ pub(super) trait Lanes: Copy {
     fn mul(self, other: Self) -> Self;
     /// `self * factor + summand`; rounded once or twice, as the processor does it.
     fn mul_add(self, factor: Self, summand: Self) -> Self;
-    /// The larger of each lane. NaN in `self` gives `other`.
+    /// The larger of each lane; `other` where either is NaN.
     fn max(self, other: Self) -> Self;
     /// `self * 2^exponent`, where `exponent` holds whole numbers in -126..=127.
     fn scale_by_power(self, exponent: Self) -> Self;
@@ -35,12 +35,12 @@ pub(super) trait Lanes: Copy {
     /// Largest of the lanes.
     fn largest(self) -> f32;
 
-    /// e^x for x <= 0, to about 2 units in the last place; 0 below -87.
+    /// e^x for x <= 0, to about 2 units in the last place; next to 0 below -87, NaN for NaN.
     #[inline(always)]
     fn exp(self) -> Self {
         // 1.5 * 2^23: adding it leaves the rounded whole number in the low bits.
         let round = Self::splat(12_582_912.0);
-        let x = self.max(Self::splat(-88.0));
+        let x = Self::splat(-88.0).max(self);
         let n = x.mul_add(Self::splat(std::f32::consts::LOG2_E), round).sub(round);
         // ln 2 in two parts, so that the difference is exact.
         let r = n.mul_add(Self::splat(-0.693_359_4), x);

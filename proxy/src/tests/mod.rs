@@ -5,6 +5,5 @@ mod control;
 mod failures;
 mod fake_upstream;
 mod fidelity;
-mod manual;
 mod tool_servers;
 mod world;

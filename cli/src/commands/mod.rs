@@ -1,0 +1,41 @@
+//! One file a command; each starts what another crate brings.
+
+pub(crate) mod env;
+pub(crate) mod log;
+pub(crate) mod proxy;
+pub(crate) mod publish;
+#[cfg(feature = "torch")]
+pub(crate) mod score;
+#[cfg(feature = "torch")]
+pub(crate) mod serve;
+#[cfg(feature = "torch")]
+pub(crate) mod train;
+
+use tokio::net::TcpListener;
+
+use crate::args::Command;
+use crate::failure::UsageError;
+
+/// Runs a command to its end.
+pub(crate) async fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        #[cfg(feature = "torch")]
+        Command::Train(args) => train::run(args).await,
+        #[cfg(feature = "torch")]
+        Command::Serve(args) => serve::run(args).await,
+        Command::Proxy(args) => proxy::run(args).await,
+        Command::Env(args) => env::run(args).await,
+        Command::Publish(args) => publish::run(args).await,
+        Command::Log(args) => log::run(&args),
+        #[cfg(feature = "torch")]
+        Command::Score(args) => score::run(&args),
+    }
+}
+
+/// Binds an address, or says what is wrong with it.
+pub(crate) async fn listen(address: &str) -> Result<TcpListener, UsageError> {
+    TcpListener::bind(address).await.map_err(|source| {
+        UsageError::new(format!("can't listen on {address}: {source}"))
+            .hint("give HOST:PORT; if another process uses that port, choose another one, or port 0 for a free one")
+    })
+}
