@@ -25,8 +25,12 @@ pub(crate) fn read(path: &Path) -> Result<String, UsageError> {
 pub(crate) fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, UsageError> {
     toml::from_str(text).map_err(|source: toml::de::Error| {
         let advice = "correct the key or value at that line";
-        UsageError::new(format!("{} is not a valid configuration\n{}", path.display(), source.to_string().trim_end()))
-            .hint(suggestion(source.message()).unwrap_or_else(|| advice.to_owned()))
+        UsageError::new(format!(
+            "{} is not a valid configuration\n{}",
+            path.display(),
+            source.to_string().trim_end()
+        ))
+        .hint(suggestion(source.message()).unwrap_or_else(|| advice.to_owned()))
     })
 }
 
@@ -35,7 +39,10 @@ pub(crate) fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, U
 /// # Errors
 /// There is no working directory.
 pub(crate) fn folder(path: &Path) -> Result<PathBuf, UsageError> {
-    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     std::path::absolute(folder)
         .map_err(|source| UsageError::new(format!("can't resolve the folder of {}: {source}", path.display())))
 }

@@ -28,7 +28,17 @@ const DRAIN_GRACE: Duration = Duration::from_millis(200);
 
 /// Variables that an agent inherits by default: what programs need to find themselves, and nothing that is a secret.
 pub const DEFAULT_ENVIRONMENT: [&str; 11] = [
-    "PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "VIRTUAL_ENV", "SSL_CERT_FILE", "SSL_CERT_DIR",
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
 ];
 
 /// The agent: a command and its limits.
@@ -145,7 +155,12 @@ impl AgentRunner {
             episode_variables: environment::episode_variables(&config.env),
             directory: base_directory.clone(),
         };
-        Ok(Self { launcher: Launcher::new(config.launcher.clone(), base), base_directory, base_environment, config })
+        Ok(Self {
+            launcher: Launcher::new(config.launcher.clone(), base),
+            base_directory,
+            base_environment,
+            config,
+        })
     }
 
     /// The configuration it was made with.
@@ -163,12 +178,18 @@ impl AgentRunner {
     pub async fn run(&self, input: &AgentInput, cancel: &CancellationToken) -> Result<AgentReport, AgentError> {
         let started = Instant::now();
         // Gone, with all that the agent leaves in it, when this function returns.
-        let directory = tempfile::Builder::new().prefix("episode-").tempdir().map_err(AgentError::Directory)?;
+        let directory = tempfile::Builder::new()
+            .prefix("episode-")
+            .tempdir()
+            .map_err(AgentError::Directory)?;
         let work = directory.path().join("work");
         std::fs::create_dir(&work).map_err(AgentError::Directory)?;
         let mcp_config = work.join("mcp.json");
         std::fs::write(&mcp_config, &input.mcp_config).map_err(AgentError::Directory)?;
-        let values = environment::Values { input, mcp_config: &mcp_config };
+        let values = environment::Values {
+            input,
+            mcp_config: &mcp_config,
+        };
         let stdin = standard_input(&input.prompt).map_err(AgentError::Directory)?;
         let (mut stdout, stdout_end) = Capture::new(self.config.output_limit).map_err(AgentError::Directory)?;
         let (mut stderr, stderr_end) = Capture::new(self.config.output_limit).map_err(AgentError::Directory)?;
@@ -192,13 +213,23 @@ impl AgentRunner {
         drop(agent);
         // What it wrote last may still be in the pipes.
         let _ = tokio::time::timeout(DRAIN_GRACE, async { tokio::join!(stdout.drain(), stderr.drain()) }).await;
-        Ok(AgentReport { end, stdout: stdout.into_text(), stderr: stderr.into_text(), duration: started.elapsed() })
+        Ok(AgentReport {
+            end,
+            stdout: stdout.into_text(),
+            stderr: stderr.into_text(),
+            duration: started.elapsed(),
+        })
     }
 }
 
 impl AgentReport {
     fn cancelled(started: Instant) -> Self {
-        Self { end: AgentEnd::Cancelled, stdout: String::new(), stderr: String::new(), duration: started.elapsed() }
+        Self {
+            end: AgentEnd::Cancelled,
+            stdout: String::new(),
+            stderr: String::new(),
+            duration: started.elapsed(),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use reqwest::{Method, RequestBuilder, StatusCode};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use trajectory::{CloseEpisode, EpisodeId, EpisodeRecord, GroupId, ScenarioId, Split};
+use trajectory::{CloseEpisode, Episode, EpisodeId, EpisodeRecord, GroupId, ScenarioId, Split};
 
 /// The control routes answer from memory or the store; a proxy that takes longer is not there.
 const REQUEST_LIMIT: Duration = Duration::from_secs(20);
@@ -87,6 +87,12 @@ pub struct OpenedEpisode {
     pub mcp: BTreeMap<String, String>,
 }
 
+/// Answer to `POST /api/episodes/{id}/close`.
+#[derive(Deserialize)]
+struct Closed {
+    episode: Episode,
+}
+
 /// Client of one proxy. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ControlClient {
@@ -107,30 +113,42 @@ impl ControlClient {
             .no_proxy()
             .build()
             .map_err(ControlError::Client)?;
-        Ok(Self { http, base: base.trim_end_matches('/').to_owned(), token })
+        Ok(Self {
+            http,
+            base: base.trim_end_matches('/').to_owned(),
+            token,
+        })
     }
 
     /// Opens an episode.
     pub async fn open_episode(&self, episode: &OpenEpisode) -> Result<OpenedEpisode, ControlError> {
-        self.json(Method::POST, "/api/episodes", |request| request.json(episode)).await
+        self.json(Method::POST, "/api/episodes", |request| request.json(episode))
+            .await
     }
 
     /// The MCP client configuration of an episode, as text in the `mcpServers` form.
     pub async fn mcp_config(&self, episode: &OpenedEpisode) -> Result<String, ControlError> {
         let path = format!("/e/{}/mcp.json", episode.id);
-        let (_, text) = self.send(Method::GET, &path, |request| request.bearer_auth(&episode.api_key)).await?;
+        let (_, text) = self
+            .send(Method::GET, &path, |request| request.bearer_auth(&episode.api_key))
+            .await?;
         Ok(text)
     }
 
     /// An episode with its model calls and tool calls.
     pub async fn episode(&self, id: &EpisodeId) -> Result<EpisodeRecord, ControlError> {
-        self.json(Method::GET, &format!("/api/episodes/{id}"), |request| request).await
+        self.json(Method::GET, &format!("/api/episodes/{id}"), |request| request)
+            .await
     }
 
-    /// Closes an episode.
-    pub async fn close_episode(&self, id: &EpisodeId, close: &CloseEpisode) -> Result<(), ControlError> {
-        self.send(Method::POST, &format!("/api/episodes/{id}/close"), |request| request.json(close)).await?;
-        Ok(())
+    /// Closes an episode. Returns it as it was closed: where `close` names no failure, the proxy may have seen one.
+    pub async fn close_episode(&self, id: &EpisodeId, close: &CloseEpisode) -> Result<Episode, ControlError> {
+        let closed: Closed = self
+            .json(Method::POST, &format!("/api/episodes/{id}/close"), |request| {
+                request.json(close)
+            })
+            .await?;
+        Ok(closed.episode)
     }
 
     async fn json<T: DeserializeOwned>(
@@ -156,12 +174,19 @@ impl ControlClient {
         if let Some(token) = &self.token {
             request = request.bearer_auth(token);
         }
-        let no_answer = |source| ControlError::NoAnswer { route: route.clone(), source };
+        let no_answer = |source| ControlError::NoAnswer {
+            route: route.clone(),
+            source,
+        };
         let response = fill(request).send().await.map_err(no_answer)?;
         let status = response.status();
         let text = response.text().await.map_err(no_answer)?;
         if !status.is_success() {
-            return Err(ControlError::Refused { message: error_message(&text), route, status });
+            return Err(ControlError::Refused {
+                message: error_message(&text),
+                route,
+                status,
+            });
         }
         Ok((route, text))
     }
@@ -169,6 +194,8 @@ impl ControlClient {
 
 /// The message of an error body in the OpenAI form, or what there is of any other.
 fn error_message(body: &str) -> String {
-    let message = serde_json::from_str::<Value>(body).ok().and_then(|body| Some(body["error"]["message"].as_str()?.to_owned()));
+    let message = serde_json::from_str::<Value>(body)
+        .ok()
+        .and_then(|body| Some(body["error"]["message"].as_str()?.to_owned()));
     message.unwrap_or_else(|| body.chars().take(200).collect())
 }

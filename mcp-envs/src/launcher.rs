@@ -54,7 +54,9 @@ pub enum LaunchError {
         source: std::io::Error,
     },
     /// The fork launcher takes only a Python script.
-    #[error("the fork launcher needs a command of the form `python script.py …`, not `{command}`; use the plain launcher")]
+    #[error(
+        "the fork launcher needs a command of the form `python script.py …`, not `{command}`; use the plain launcher"
+    )]
     NotAScript {
         /// The command as configured.
         command: String,
@@ -111,7 +113,11 @@ pub(crate) struct Launcher {
 
 impl Launcher {
     pub(crate) fn new(kind: LauncherKind, base: LaunchBase) -> Self {
-        Self { kind, base, server: Mutex::new(None) }
+        Self {
+            kind,
+            base,
+            server: Mutex::new(None),
+        }
     }
 
     /// Does what takes long before the first launch: the fork launcher's imports.
@@ -129,7 +135,10 @@ impl Launcher {
             LauncherKind::Fork { preload } => {
                 let connection = self.connect(&request.command, preload).await?;
                 let (group, exit) = connection.fork(request).await?;
-                Ok(RunningAgent { group, process: Process::Forked(exit) })
+                Ok(RunningAgent {
+                    group,
+                    process: Process::Forked(exit),
+                })
             }
         }
     }
@@ -149,7 +158,10 @@ impl Launcher {
 
 fn launch_plain(request: LaunchRequest) -> Result<RunningAgent, LaunchError> {
     let (program, arguments) = request.command.split_first().ok_or(LaunchError::EmptyCommand)?;
-    let start_error = |source| LaunchError::Start { program: program.clone(), source };
+    let start_error = |source| LaunchError::Start {
+        program: program.clone(),
+        source,
+    };
     let mut command = Command::new(program);
     command
         .args(arguments)
@@ -162,8 +174,14 @@ fn launch_plain(request: LaunchRequest) -> Result<RunningAgent, LaunchError> {
         .process_group(0)
         .kill_on_drop(true);
     let child = command.spawn().map_err(start_error)?;
-    let group = child.id().and_then(ProcessGroup::new).ok_or_else(|| start_error(std::io::Error::other("it has no process id")))?;
-    Ok(RunningAgent { group, process: Process::Plain(child) })
+    let group = child
+        .id()
+        .and_then(ProcessGroup::new)
+        .ok_or_else(|| start_error(std::io::Error::other("it has no process id")))?;
+    Ok(RunningAgent {
+        group,
+        process: Process::Plain(child),
+    })
 }
 
 enum Process {
@@ -182,10 +200,15 @@ impl RunningAgent {
     pub(crate) async fn wait(&mut self) -> Result<Exit, LaunchError> {
         let exit = match &mut self.process {
             Process::Plain(child) => {
-                let status = child.wait().await.map_err(|source| LaunchError::Start { program: "agent".into(), source })?;
+                let status = child.wait().await.map_err(|source| LaunchError::Start {
+                    program: "agent".into(),
+                    source,
+                })?;
                 // The leader is gone; what it started may not be.
                 self.group.kill();
-                status.code().map_or_else(|| Exit::Signal(status.signal().unwrap_or_default()), Exit::Code)
+                status
+                    .code()
+                    .map_or_else(|| Exit::Signal(status.signal().unwrap_or_default()), Exit::Code)
             }
             // The server has killed the rest of the group before it took the leader away.
             Process::Forked(exit) => exit.wait().await?,

@@ -5,10 +5,11 @@
 //! the others go on.
 
 mod classify;
+mod plan;
+mod score;
 #[cfg(test)]
 mod tests;
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,11 +17,14 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
-use trajectory::{CallStatus, CloseEpisode, EpisodeId, EpisodeRecord, Failure, FailureCause, GroupId, ScenarioId, Split};
+use trajectory::{CloseEpisode, EpisodeId, EpisodeRecord, Failure, FailureCause, ScenarioId};
+
+pub use plan::{EpisodeOutcome, EpisodePlan};
+use score::score;
 
 use crate::agent::{AgentConfig, AgentEnd, AgentError, AgentInput, AgentReport, AgentRunner};
 use crate::control::{ControlClient, ControlError, OpenEpisode, OpenedEpisode};
-use crate::environment::{Environment, EpisodeView};
+use crate::environment::Environment;
 use crate::reward::Reward;
 use crate::scenario::Scenario;
 
@@ -38,49 +42,6 @@ pub struct RolloutConfig {
     pub agent: AgentConfig,
     /// Episodes at once.
     pub concurrency: usize,
-}
-
-/// One episode to run.
-#[derive(Clone, Debug)]
-pub struct EpisodePlan {
-    /// What is asked.
-    pub scenario: Scenario,
-    /// The group it is compared within.
-    pub group: Option<GroupId>,
-    /// What the episode counts for.
-    pub split: Split,
-    /// Request fields that the proxy sets on each call to the policy, such as `temperature`.
-    pub overrides: Map<String, Value>,
-    /// The upstream for this episode's calls, if not the routed one (a teacher).
-    pub upstream: Option<String>,
-}
-
-/// How one planned episode went.
-#[derive(Clone, Debug)]
-pub struct EpisodeOutcome {
-    /// Its place in the plans.
-    pub plan: usize,
-    /// Its scenario, and that scenario's kind.
-    pub scenario_id: String,
-    /// See `scenario_id`.
-    pub kind: String,
-    /// The record; `None` if not even that could be opened.
-    pub episode_id: Option<EpisodeId>,
-    /// What the environment gave; `None` if the episode failed or was cancelled.
-    pub reward: Option<f64>,
-    /// The reward's metrics, and `seconds`, `n_model_calls`, `n_tool_calls`.
-    pub metrics: Map<String, Value>,
-    /// Why it failed.
-    pub failure: Option<Failure>,
-    /// True if the run was cancelled before this episode had ended.
-    pub cancelled: bool,
-}
-
-impl EpisodeOutcome {
-    /// The environment's own word on whether the answer was right: its metric `success` is 1.
-    pub fn success(&self) -> bool {
-        self.reward.is_some() && self.metrics.get("success").and_then(Value::as_f64).is_some_and(|success| success >= 1.0)
-    }
 }
 
 /// Why a driver could not be made, or its agent not be prepared.
@@ -197,13 +158,19 @@ impl RolloutDriver {
             Err(failure) => return Ending::failed(failure),
         };
         if report.end == AgentEnd::Cancelled {
-            return Ending { stop_reason: "cancelled", ..Ending::default() };
+            return Ending {
+                stop_reason: "cancelled",
+                ..Ending::default()
+            };
         }
         let record = match self.control.episode(&opened.id).await {
             Ok(record) => record,
             Err(error) => return Ending::failed(proxy_failure(&error)),
         };
-        let mut ending = Ending { stop_reason: stop_reason(&report.end), ..Ending::default() };
+        let mut ending = Ending {
+            stop_reason: stop_reason(&report.end),
+            ..Ending::default()
+        };
         ending.count(&record);
         match classify::failure(&report, &record, self.agent.config()) {
             Some(failure) => ending.failure = Some(failure),
@@ -221,7 +188,11 @@ impl RolloutDriver {
         scenario: &Scenario,
         cancel: &CancellationToken,
     ) -> Result<AgentReport, Failure> {
-        let mcp_config = self.control.mcp_config(opened).await.map_err(|error| proxy_failure(&error))?;
+        let mcp_config = self
+            .control
+            .mcp_config(opened)
+            .await
+            .map_err(|error| proxy_failure(&error))?;
         let input = AgentInput {
             base_url: opened.base_url.clone(),
             api_key: opened.api_key.clone(),
@@ -231,31 +202,49 @@ impl RolloutDriver {
             scenario: json!({"id": scenario.id, "kind": scenario.kind, "prompt": scenario.prompt}).to_string(),
         };
         let report = self.agent.run(&input, cancel).await;
-        report.map_err(|error| Failure { cause: FailureCause::Agent, message: chain(&error) })
+        report.map_err(|error| Failure {
+            cause: FailureCause::Agent,
+            message: chain(&error),
+        })
     }
 
     /// Closes the episode and writes its ending into the outcome.
     async fn finish(&self, id: &EpisodeId, ending: Ending, started: Instant, outcome: &mut EpisodeOutcome) {
-        let Ending { stop_reason, reward, mut metrics, failure } = ending;
+        let Ending {
+            stop_reason,
+            reward,
+            mut metrics,
+            failure,
+        } = ending;
         metrics.insert("seconds".to_owned(), json!(started.elapsed().as_secs_f64()));
-        let reward = reward.map(|Reward { reward, metrics: rewarded }| {
-            metrics.extend(rewarded);
-            reward
-        });
-        let close = CloseEpisode { stop_reason: Some(stop_reason.to_owned()), failure, reward, metrics };
+        let reward = reward.map(
+            |Reward {
+                 reward,
+                 metrics: rewarded,
+             }| {
+                metrics.extend(rewarded);
+                reward
+            },
+        );
+        let close = CloseEpisode {
+            stop_reason: Some(stop_reason.to_owned()),
+            failure,
+            reward,
+            metrics,
+        };
         outcome.cancelled = stop_reason == "cancelled";
+        let closing = self.control.close_episode(id, &close);
         let closed = if outcome.cancelled {
             // The proxy may be on its way out too.
-            let closing = tokio::time::timeout(CANCELLED_CLOSE_LIMIT, self.control.close_episode(id, &close));
-            closing.await.unwrap_or(Ok(()))
+            tokio::time::timeout(CANCELLED_CLOSE_LIMIT, closing).await.ok()
         } else {
-            self.control.close_episode(id, &close).await
+            Some(closing.await)
         };
-        outcome.failure = close.failure;
         match closed {
-            Ok(()) => outcome.reward = close.reward,
-            Err(error) if outcome.cancelled => tracing::debug!(episode = %id, error = chain(&error), "episode left open"),
-            Err(error) => outcome.failure = Some(proxy_failure(&error)),
+            _ if outcome.cancelled => {}
+            Some(Ok(episode)) if episode.failure.is_some() => outcome.failure = episode.failure,
+            Some(Ok(_)) | None => outcome.reward = close.reward,
+            Some(Err(error)) => outcome.failure = Some(proxy_failure(&error)),
         }
         outcome.metrics = close.metrics;
         if let Some(failure) = &outcome.failure {
@@ -275,12 +264,18 @@ struct Ending {
 
 impl Ending {
     fn failed(failure: Failure) -> Self {
-        Self { stop_reason: "failed", failure: Some(failure), ..Self::default() }
+        Self {
+            stop_reason: "failed",
+            failure: Some(failure),
+            ..Self::default()
+        }
     }
 
     fn count(&mut self, record: &EpisodeRecord) {
-        self.metrics.insert("n_model_calls".to_owned(), json!(record.calls.len()));
-        self.metrics.insert("n_tool_calls".to_owned(), json!(record.tool_calls.len()));
+        self.metrics
+            .insert("n_model_calls".to_owned(), json!(record.calls.len()));
+        self.metrics
+            .insert("n_tool_calls".to_owned(), json!(record.tool_calls.len()));
     }
 }
 
@@ -293,34 +288,11 @@ fn stop_reason(end: &AgentEnd) -> &'static str {
     }
 }
 
-/// Scores on a thread that may block; a verifier that panics fails this episode alone.
-async fn score(environment: Arc<dyn Environment>, scenario: Scenario, record: EpisodeRecord, stdout: String) -> Result<Reward, Failure> {
-    let failed = |message: String| Failure { cause: FailureCause::Reward, message };
-    let scored = tokio::task::spawn_blocking(move || {
-        let printed = stdout.trim();
-        let answer = record.answer().or_else(|| (!printed.is_empty()).then(|| printed.to_owned()));
-        let view = EpisodeView {
-            answer: answer.as_deref(),
-            tool_calls: &record.tool_calls,
-            n_model_calls: record.calls.iter().filter(|call| call.status == CallStatus::Complete).count(),
-        };
-        std::panic::catch_unwind(AssertUnwindSafe(|| environment.score(&scenario, &view)))
-    });
-    match scored.await {
-        Ok(Ok(reward)) if reward.reward.is_finite() => Ok(reward),
-        Ok(Ok(reward)) => Err(failed(format!("the verifier gave {} as reward", reward.reward))),
-        Ok(Err(panic)) => Err(failed(format!("the verifier panicked: {}", panic_message(&*panic)))),
-        Err(error) => Err(failed(error.to_string())),
-    }
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
-}
-
 fn proxy_failure(error: &ControlError) -> Failure {
-    Failure { cause: FailureCause::Proxy, message: chain(error) }
+    Failure {
+        cause: FailureCause::Proxy,
+        message: chain(error),
+    }
 }
 
 /// An error with its sources, on one line.

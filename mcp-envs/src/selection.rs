@@ -61,7 +61,9 @@ pub fn select(
         .enumerate()
         .map(|(position, weight)| (random.random::<f64>().max(f64::MIN_POSITIVE).ln() / weight, position))
         .collect();
-    keys.sort_by(|(left, left_position), (right, right_position)| right.total_cmp(left).then(left_position.cmp(right_position)));
+    keys.sort_by(|(left, left_position), (right, right_position)| {
+        right.total_cmp(left).then(left_position.cmp(right_position))
+    });
     keys.into_iter().take(n).map(|(_, position)| position).collect()
 }
 
@@ -70,7 +72,11 @@ pub fn weights(scenarios: &[Scenario], pass_rates: &HashMap<ScenarioId, PassRate
     let Selection::PassRate { floor } = selection else {
         return vec![1.0; scenarios.len()];
     };
-    let rate_of = |scenario: &Scenario| pass_rates.get(&ScenarioId::from(scenario.id.clone())).filter(|rate| rate.attempts > 0);
+    let rate_of = |scenario: &Scenario| {
+        pass_rates
+            .get(&ScenarioId::from(scenario.id.clone()))
+            .filter(|rate| rate.attempts > 0)
+    };
     let kinds = kind_rates(scenarios, rate_of);
     let weight = |scenario: &Scenario| {
         let kind = kinds.get(scenario.kind.as_str()).copied().unwrap_or(UNKNOWN);
@@ -100,7 +106,9 @@ fn kind_rates<'a>(
             *attempts += n;
         }
     }
-    sums.into_iter().map(|(kind, (successes, attempts))| (kind, successes / attempts)).collect()
+    sums.into_iter()
+        .map(|(kind, (successes, attempts))| (kind, successes / attempts))
+        .collect()
 }
 
 /// One seed from two, so that neighbouring steps draw unrelated numbers (the finaliser of SplitMix64).
@@ -121,12 +129,25 @@ mod tests {
     const BY_PASS_RATE: Selection = Selection::PassRate { floor: 0.02 };
 
     fn scenario(id: &str, kind: &str) -> Scenario {
-        Scenario { id: id.into(), kind: kind.into(), prompt: "?".into(), data: Value::Null, split: Split::Train }
+        Scenario {
+            id: id.into(),
+            kind: kind.into(),
+            prompt: "?".into(),
+            data: Value::Null,
+            split: Split::Train,
+        }
     }
 
     fn rates(known: &[(&str, u64, f64)]) -> HashMap<ScenarioId, PassRate> {
-        let rate = |attempts: u64, recent: f64| PassRate { attempts, successes: (recent * attempts as f64) as u64, recent };
-        known.iter().map(|(id, attempts, recent)| (ScenarioId::from(*id), rate(*attempts, *recent))).collect()
+        let rate = |attempts: u64, recent: f64| PassRate {
+            attempts,
+            successes: (recent * attempts as f64) as u64,
+            recent,
+        };
+        known
+            .iter()
+            .map(|(id, attempts, recent)| (ScenarioId::from(*id), rate(*attempts, *recent)))
+            .collect()
     }
 
     /// How often each scenario is drawn in 4000 steps of one scenario.
@@ -160,17 +181,33 @@ mod tests {
     #[test]
     fn always_right_and_always_wrong_are_rare_but_come_back() {
         let scenarios = [scenario("right", "k"), scenario("wrong", "k"), scenario("even", "k")];
-        let counts = draws(&scenarios, &rates(&[("right", 80, 1.0), ("wrong", 80, 0.0), ("even", 80, 0.5)]));
-        assert!(counts[2] > 5 * counts[0] / 2 && counts[2] > 5 * counts[1] / 2, "{counts:?}");
+        let counts = draws(
+            &scenarios,
+            &rates(&[("right", 80, 1.0), ("wrong", 80, 0.0), ("even", 80, 0.5)]),
+        );
+        assert!(
+            counts[2] > 5 * counts[0] / 2 && counts[2] > 5 * counts[1] / 2,
+            "{counts:?}"
+        );
         assert!(counts[0] > 100 && counts[1] > 100, "{counts:?}");
     }
 
     #[test]
     fn unknown_scenarios_follow_their_kind() {
         let mut scenarios = vec![scenario("new even", "even"), scenario("new hopeless", "hopeless")];
-        scenarios.extend((0..8).flat_map(|i| [scenario(&format!("e{i}"), "even"), scenario(&format!("h{i}"), "hopeless")]));
-        let known: Vec<_> = (0..8).flat_map(|i| [(format!("e{i}"), 8, 0.5), (format!("h{i}"), 8, 0.0)]).collect();
-        let known: Vec<_> = known.iter().map(|(id, attempts, recent)| (id.as_str(), *attempts, *recent)).collect();
+        scenarios.extend((0..8).flat_map(|i| {
+            [
+                scenario(&format!("e{i}"), "even"),
+                scenario(&format!("h{i}"), "hopeless"),
+            ]
+        }));
+        let known: Vec<_> = (0..8)
+            .flat_map(|i| [(format!("e{i}"), 8, 0.5), (format!("h{i}"), 8, 0.0)])
+            .collect();
+        let known: Vec<_> = known
+            .iter()
+            .map(|(id, attempts, recent)| (id.as_str(), *attempts, *recent))
+            .collect();
         let weights = weights(&scenarios, &rates(&known), BY_PASS_RATE);
         assert!(weights[0] > 0.26 && weights[1] < 0.04, "{weights:?}");
     }
@@ -179,6 +216,9 @@ mod tests {
     fn without_any_knowledge_all_weigh_the_same() {
         let scenarios = [scenario("a", "k"), scenario("b", "l")];
         assert_eq!(weights(&scenarios, &HashMap::new(), BY_PASS_RATE), [0.27, 0.27]);
-        assert_eq!(weights(&scenarios, &rates(&[("a", 9, 1.0)]), Selection::Uniform), [1.0, 1.0]);
+        assert_eq!(
+            weights(&scenarios, &rates(&[("a", 9, 1.0)]), Selection::Uniform),
+            [1.0, 1.0]
+        );
     }
 }

@@ -53,7 +53,11 @@ impl Results {
             all.add(outcome);
             kinds.entry(outcome.kind.clone()).or_default().add(outcome);
         }
-        Self { all: all.rate(), n_failed, by_kind: kinds.into_iter().map(|(kind, tally)| (kind, tally.rate())).collect() }
+        Self {
+            all: all.rate(),
+            n_failed,
+            by_kind: kinds.into_iter().map(|(kind, tally)| (kind, tally.rate())).collect(),
+        }
     }
 }
 
@@ -74,7 +78,13 @@ impl Tally {
     fn rate(&self) -> SuccessRate {
         let n = self.n.max(1) as f64;
         let (low, high) = wilson_interval(self.successes, self.n);
-        SuccessRate { success: self.successes as f64 / n, low, high, n: self.n, mean_reward: self.reward / n }
+        SuccessRate {
+            success: self.successes as f64 / n,
+            low,
+            high,
+            n: self.n,
+            mean_reward: self.reward / n,
+        }
     }
 }
 
@@ -99,7 +109,10 @@ mod tests {
     use super::*;
 
     fn outcome(kind: &str, reward: Option<f64>, success: bool) -> EpisodeOutcome {
-        let failure = reward.is_none().then(|| Failure { cause: FailureCause::Agent, message: "crashed".into() });
+        let failure = reward.is_none().then(|| Failure {
+            cause: FailureCause::Agent,
+            message: "crashed".into(),
+        });
         EpisodeOutcome {
             plan: 0,
             scenario_id: "s".into(),
@@ -115,20 +128,34 @@ mod tests {
     #[test]
     fn wilson_interval_equals_published_values() {
         // Newcombe 1998, Statistics in Medicine 17:857, table I, method 3.
-        for (successes, n, low, high) in
-            [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)]
-        {
+        for (successes, n, low, high) in [
+            (81, 263, 0.2553, 0.3662),
+            (15, 148, 0.0624, 0.1605),
+            (0, 20, 0.0, 0.1611),
+            (1, 29, 0.0061, 0.1718),
+        ] {
             let (computed_low, computed_high) = wilson_interval(successes, n);
             let distance = (computed_low - low).abs().max((computed_high - high).abs());
-            assert!(distance < 5.1e-5, "{successes} of {n}: {computed_low} to {computed_high}");
+            assert!(
+                distance < 5.1e-5,
+                "{successes} of {n}: {computed_low} to {computed_high}"
+            );
         }
         assert_eq!(wilson_interval(0, 0), (0.0, 1.0));
     }
 
     #[test]
     fn failed_episodes_count_as_wrong_and_cancelled_ones_not_at_all() {
-        let cancelled = EpisodeOutcome { cancelled: true, ..outcome("wind", None, false) };
-        let outcomes = [outcome("wind", Some(1.0), true), outcome("wind", None, true), outcome("rain", Some(0.2), false), cancelled];
+        let cancelled = EpisodeOutcome {
+            cancelled: true,
+            ..outcome("wind", None, false)
+        };
+        let outcomes = [
+            outcome("wind", Some(1.0), true),
+            outcome("wind", None, true),
+            outcome("rain", Some(0.2), false),
+            cancelled,
+        ];
         let results = Results::from_outcomes(&outcomes);
         assert_eq!((results.all.n, results.n_failed), (3, 1));
         assert!((results.all.success - 1.0 / 3.0).abs() < 1e-12 && (results.all.mean_reward - 0.4).abs() < 1e-12);

@@ -417,5 +417,4 @@ fn read_usage(usage: Option<&Value>, prompt: Option<&[u32]>, choices: &[SampledC
 }
 
 #[cfg(test)]
-#[path = "assemble_tests.rs"]
 mod tests;

@@ -72,7 +72,8 @@ impl ApiError {
 
     pub(crate) fn episode_closed(id: &str) -> Self {
         let message = format!("episode {id} is closed: open another with POST /api/episodes");
-        Self::new(StatusCode::CONFLICT, "invalid_request_error", "episode_closed", message)
+        // Not 409, which OpenAI's clients try again.
+        Self::new(StatusCode::GONE, "invalid_request_error", "episode_closed", message)
     }
 
     pub(crate) fn unknown_episode(id: &str) -> Self {

@@ -1,9 +1,12 @@
 //! `trainyard proxy`
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Args;
-use proxy::{McpServerConfig, ProxyConfig, ProxyError, RawProxyConfig, UpstreamConfig};
+use proxy::config::{RawMcpServer, RawUpstream};
+use proxy::{ProxyConfig, ProxyError, RawProxyConfig};
 use trajectory::Store;
 
 use super::listen;
@@ -40,19 +43,42 @@ pub(crate) struct ProxyArgs {
     listen: String,
     /// A stdio MCP server for each episode: NAME=COMMAND (split at blanks); may be repeated
     #[arg(long = "mcp", value_name = "NAME=COMMAND", value_parser = mcp_server)]
-    mcp_servers: Vec<McpServerConfig>,
+    mcp_servers: Vec<McpArgument>,
     /// Token of the control routes; demanded beyond loopback
     #[arg(long, env = "TRAINYARD_TOKEN", hide_env_values = true)]
     token: Option<String>,
 }
 
-fn mcp_server(text: &str) -> Result<McpServerConfig, String> {
+/// A tool server as an argument names it.
+#[derive(Clone, Debug)]
+struct McpArgument {
+    name: String,
+    command: Vec<String>,
+}
+
+fn mcp_server(text: &str) -> Result<McpArgument, String> {
     let (name, command) = text.split_once('=').ok_or("give NAME=COMMAND")?;
     let command: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
     if name.is_empty() || command.is_empty() {
         return Err("give NAME=COMMAND".into());
     }
-    Ok(McpServerConfig::new(name, command))
+    Ok(McpArgument {
+        name: name.to_owned(),
+        command,
+    })
+}
+
+impl From<McpArgument> for RawMcpServer {
+    fn from(McpArgument { name, command }: McpArgument) -> Self {
+        Self {
+            name,
+            command,
+            env: BTreeMap::new(),
+            start_timeout_seconds: None,
+            call_timeout_seconds: None,
+            close_timeout_seconds: None,
+        }
+    }
 }
 
 /// Records until a signal; the first line on standard output is the address.
@@ -63,9 +89,11 @@ pub(crate) async fn run(args: ProxyArgs) -> anyhow::Result<()> {
     let listener = listen(&address).await?;
     let address = listener.local_addr()?;
     if !address.ip().is_loopback() && config.token.is_none() {
-        return Err(UsageError::new(format!("{address} is reachable from other machines, and there is no token"))
-            .hint("set --token or TRAINYARD_TOKEN, or listen on 127.0.0.1")
-            .into());
+        return Err(UsageError::new(format!(
+            "{address} is reachable from other machines, and there is no token"
+        ))
+        .hint("set --token or TRAINYARD_TOKEN, or listen on 127.0.0.1")
+        .into());
     }
     // The store comes last, so that nothing is written where the rest is wrong.
     let store = Store::open(&path).map_err(|error| UsageError::new(chain(&error)))?;
@@ -80,24 +108,51 @@ pub(crate) async fn run(args: ProxyArgs) -> anyhow::Result<()> {
 
 /// The file's configuration with what the arguments add.
 fn proxy_config(args: ProxyArgs) -> anyhow::Result<ProxyConfig> {
-    let usage = |error: &dyn std::error::Error| UsageError::new(chain(error));
-    let mut config = match &args.config {
-        None => ProxyConfig::new(Vec::new()),
-        Some(path) => {
-            let raw: RawProxyConfig = toml_file::parse(path, &toml_file::read(path)?)?;
-            let in_file = |error: UsageError| error.context(format!("in {}", path.display()));
-            let mut config = if raw.upstreams.is_empty() && args.upstream.is_some() {
-                // The only upstream is the argument's; it isn't there yet for the file's check.
-                let mut with_upstream = raw;
-                with_upstream.upstreams = Vec::new();
-                partial(with_upstream, args.upstream.clone().unwrap_or_default())
-            } else {
-                ProxyConfig::try_from(raw)
-            }
-            .map_err(|error| in_file(usage(&error)))?;
-            expand(&mut config, &toml_file::folder(path)?.to_string_lossy())?;
-            config
+    let mut raw = RawProxyConfig::default();
+    if let Some(path) = &args.config {
+        raw = toml_file::parse(path, &toml_file::read(path)?)?;
+        expand(&mut raw.mcp_servers, &toml_file::folder(path)?.to_string_lossy())?;
+    }
+    if let Some(url) = args.upstream {
+        raw.upstreams.insert(
+            0,
+            RawUpstream {
+                name: "policy".to_owned(),
+                url,
+                api_key: args.upstream_key,
+                policy: true,
+                base_model: args.base_model,
+                timeout_seconds: None,
+            },
+        );
+    }
+    raw.mcp_servers
+        .extend(args.mcp_servers.into_iter().map(RawMcpServer::from));
+    raw.token = args.token.or(raw.token);
+    let config = ProxyConfig::try_from(raw).map_err(|error| UsageError::new(chain(&error)))?;
+    for upstream in &config.upstreams {
+        let url = reqwest::Url::parse(&upstream.url).ok();
+        if url.is_none_or(|url| !matches!(url.scheme(), "http" | "https") || url.host_str().is_none()) {
+            return Err(
+                UsageError::new(format!("upstream {}: '{}' is not a URL", upstream.name, upstream.url))
+                    .hint("give it like http://127.0.0.1:8000")
+                    .into(),
+            );
         }
-    };
+    }
     Ok(config)
+}
+
+/// Puts what `{trainyard}` (the running executable) and `{config_dir}` stand for into the servers' commands.
+fn expand(servers: &mut [RawMcpServer], config_dir: &str) -> anyhow::Result<()> {
+    let executable = std::env::current_exe().context("the path of the running executable")?;
+    let executable = executable.to_string_lossy();
+    for server in servers {
+        for text in server.command.iter_mut().chain(server.env.values_mut()) {
+            *text = text
+                .replace("{trainyard}", &executable)
+                .replace("{config_dir}", config_dir);
+        }
+    }
+    Ok(())
 }

@@ -21,6 +21,7 @@ mod openmp;
 mod request;
 mod sampler;
 mod scheduler;
+pub(crate) mod small_matmul;
 mod tensor_view;
 mod vector_math;
 mod worker;

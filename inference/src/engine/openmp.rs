@@ -12,9 +12,8 @@
 use std::any::Any;
 use std::ffi::{c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// `void GOMP_parallel(void (*fn)(void *), void *data, unsigned num_threads, unsigned flags)`
 type Fork = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void, c_uint, c_uint);
@@ -29,9 +28,10 @@ pub(super) struct Team {
 impl Team {
     /// A team as large as libtorch's.
     pub(super) fn new() -> Self {
+        static FORK: OnceLock<Option<Fork>> = OnceLock::new();
         let n_threads = usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1);
         Self {
-            fork: if n_threads > 1 { find_fork() } else { None },
+            fork: if n_threads > 1 { *FORK.get_or_init(find_fork) } else { None },
             n_threads,
         }
     }

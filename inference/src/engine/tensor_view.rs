@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "libtorch hands out memory as pointers")]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
@@ -33,7 +34,18 @@ impl<'a> Rows<'a> {
         self.n
     }
 
+    /// Elements of a row.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Elements from a row's first to the next row's first.
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+
     /// A row.
+    #[inline]
     pub(super) fn row(&self, index: usize) -> &'a [f32] {
         &self.floats[index * self.stride..][..self.len]
     }
@@ -72,6 +84,52 @@ impl<'a> RowsMut<'a> {
     /// All floats from the first row's first to the last row's last.
     pub(super) fn floats_mut(&mut self) -> &mut [f32] {
         self.floats
+    }
+}
+
+/// A run of columns of [`RowsMut`], for one thread.
+pub(super) struct Columns<'a> {
+    first: *mut f32,
+    /// Elements between a column's rows.
+    stride: usize,
+    n_rows: usize,
+    columns: Range<usize>,
+    rows: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: it is a mutable borrow of floats that no other `Columns` has, in the form of a pointer.
+unsafe impl Send for Columns<'_> {}
+
+impl<'a> RowsMut<'a> {
+    /// Cuts the rows into runs of columns, so many each; the last has what is left.
+    pub(super) fn split_columns(self, n_columns: usize) -> Vec<Columns<'a>> {
+        let Shape { stride, len, n } = self.shape;
+        let first = self.floats.as_mut_ptr();
+        (0..len)
+            .step_by(n_columns)
+            .map(|start| {
+                let columns = start..(start + n_columns).min(len);
+                Columns { first, stride, n_rows: n, columns, rows: PhantomData }
+            })
+            .collect()
+    }
+}
+
+impl Columns<'_> {
+    /// The columns' place in their rows.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.columns.clone()
+    }
+
+    /// The run's part of a row, mutably.
+    #[inline]
+    pub(super) fn row_mut(&mut self, index: usize) -> &mut [f32] {
+        assert!(index < self.n_rows);
+        // SAFETY: the row exists, `columns` lies within it, and the runs of a split do not overlap.
+        unsafe {
+            let start = self.first.add(index * self.stride + self.columns.start);
+            std::slice::from_raw_parts_mut(start, self.columns.len())
+        }
     }
 }
 
@@ -121,6 +179,17 @@ fn parts(tensor: &Tensor) -> Option<(*mut f32, Shape)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_are_cut_apart() {
+        let mut tensor = Tensor::zeros([3, 10], (Kind::Float, Device::Cpu));
+        for (index, mut columns) in RowsMut::of(&mut tensor).unwrap().split_columns(4).into_iter().enumerate() {
+            for row in 0..3 {
+                columns.row_mut(row).fill((index + 1) as f32);
+            }
+        }
+        assert_eq!(Rows::of(&tensor).unwrap().row(2), [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0]);
+    }
 
     #[test]
     fn rows_may_lie_apart_but_not_their_elements() {

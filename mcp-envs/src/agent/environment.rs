@@ -19,8 +19,10 @@ const SCENARIO: &str = "TRAINYARD_SCENARIO";
 /// What every episode's environment begins with: the allowed variables that are set, then the configured ones that name
 /// nothing of an episode.
 pub(super) fn base(allowed: &[String], configured: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let mut environment: BTreeMap<String, String> =
-        allowed.iter().filter_map(|name| Some((name.clone(), std::env::var(name).ok()?))).collect();
+    let mut environment: BTreeMap<String, String> = allowed
+        .iter()
+        .filter_map(|name| Some((name.clone(), std::env::var(name).ok()?)))
+        .collect();
     let fixed = configured.iter().filter(|(_, value)| !has_placeholder(value));
     environment.extend(fixed.map(|(name, value)| (name.clone(), value.clone())));
     environment
@@ -28,8 +30,19 @@ pub(super) fn base(allowed: &[String], configured: &BTreeMap<String, String>) ->
 
 /// Names of the variables that differ from episode to episode.
 pub(super) fn episode_variables(configured: &BTreeMap<String, String>) -> Vec<String> {
-    let own = [OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, MCP_CONFIG, SCENARIO].map(str::to_owned);
-    let filled = configured.iter().filter(|(_, value)| has_placeholder(value)).map(|(name, _)| name.clone());
+    let own = [
+        OPENAI_BASE_URL,
+        OPENAI_API_KEY,
+        ANTHROPIC_BASE_URL,
+        ANTHROPIC_API_KEY,
+        MCP_CONFIG,
+        SCENARIO,
+    ]
+    .map(str::to_owned);
+    let filled = configured
+        .iter()
+        .filter(|(_, value)| has_placeholder(value))
+        .map(|(name, _)| name.clone());
     own.into_iter().chain(filled).collect()
 }
 
@@ -45,7 +58,11 @@ pub(super) fn resolve_paths(command: &[String], directory: &Path) -> Vec<String>
             return word.clone();
         }
         let path = directory.join(word);
-        if path.is_file() { path.to_string_lossy().into_owned() } else { word.clone() }
+        if path.is_file() {
+            path.to_string_lossy().into_owned()
+        } else {
+            word.clone()
+        }
     };
     command.iter().enumerate().map(resolve).collect()
 }
@@ -69,7 +86,12 @@ impl Values<'_> {
         base: &BTreeMap<String, String>,
         configured: &BTreeMap<String, String>,
     ) -> BTreeMap<String, String> {
-        let AgentInput { base_url, api_key, scenario, .. } = self.input;
+        let AgentInput {
+            base_url,
+            api_key,
+            scenario,
+            ..
+        } = self.input;
         let anthropic_url = base_url.trim_end_matches('/').trim_end_matches("/v1");
         let mut environment = base.clone();
         let own = [

@@ -21,7 +21,15 @@ impl Capture {
     pub(super) fn new(limit: usize) -> std::io::Result<(Self, OwnedFd)> {
         let (reader, writer) = std::io::pipe()?;
         let pipe = pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?;
-        Ok((Self { pipe, bytes: Vec::new(), limit, open: true }, OwnedFd::from(writer)))
+        Ok((
+            Self {
+                pipe,
+                bytes: Vec::new(),
+                limit,
+                open: true,
+            },
+            OwnedFd::from(writer),
+        ))
     }
 
     /// False after the last writer has closed its end.

@@ -19,16 +19,27 @@ fn input() -> AgentInput {
 
 fn shell(script: &str) -> AgentConfig {
     let command = ["sh", "-c", script].map(str::to_owned).to_vec();
-    AgentConfig { time_limit: Duration::from_secs(20), ..AgentConfig::new(command) }
+    AgentConfig {
+        time_limit: Duration::from_secs(20),
+        ..AgentConfig::new(command)
+    }
 }
 
 async fn run(config: AgentConfig) -> AgentReport {
-    AgentRunner::new(config).unwrap().run(&input(), &CancellationToken::new()).await.unwrap()
+    AgentRunner::new(config)
+        .unwrap()
+        .run(&input(), &CancellationToken::new())
+        .await
+        .unwrap()
 }
 
 /// The process number that an agent printed as its only word.
 fn printed_pid(report: &AgentReport) -> u32 {
-    report.stdout.trim().parse().unwrap_or_else(|_| panic!("no process number in {report:?}"))
+    report
+        .stdout
+        .trim()
+        .parse()
+        .unwrap_or_else(|_| panic!("no process number in {report:?}"))
 }
 
 #[tokio::test]
@@ -44,25 +55,52 @@ async fn the_agent_learns_of_its_episode_from_outside_only() {
         ty-abc-secret!\n[]\n{\"mcpServers\":{}}\nmcp.json\nHow warm is it?\n{api_key}";
     assert_eq!(report.stdout, expected);
     let directory = report.stderr.trim();
-    assert!(directory.starts_with('/') && !Path::new(directory).try_exists().unwrap(), "{directory} is gone");
+    assert!(
+        directory.starts_with('/') && !Path::new(directory).try_exists().unwrap(),
+        "{directory} is gone"
+    );
 }
 
 #[tokio::test]
 async fn placeholders_are_filled_in_one_pass_and_relative_files_found() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("agent.sh"), "printf '%s|' \"$@\"").unwrap();
-    let command = ["sh", "agent.sh", "{prompt}", "{scenario}", "{other}", "--mcp={mcp_config}"].map(str::to_owned).to_vec();
-    let report = run(AgentConfig { working_directory: Some(folder.path().into()), ..AgentConfig::new(command) }).await;
-    assert!(report.stdout.starts_with("How warm is it?\n{api_key}|{\"id\":\"s1\"}|{other}|--mcp=/"), "{report:?}");
+    let command = [
+        "sh",
+        "agent.sh",
+        "{prompt}",
+        "{scenario}",
+        "{other}",
+        "--mcp={mcp_config}",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    let report = run(AgentConfig {
+        working_directory: Some(folder.path().into()),
+        ..AgentConfig::new(command)
+    })
+    .await;
+    assert!(
+        report
+            .stdout
+            .starts_with("How warm is it?\n{api_key}|{\"id\":\"s1\"}|{other}|--mcp=/"),
+        "{report:?}"
+    );
     assert!(report.stdout.ends_with("/mcp.json|"), "{report:?}");
 }
 
 #[tokio::test]
 async fn ends_are_told_apart() {
-    assert_eq!(run(shell("echo oops >&2; exit 3")).await.end, AgentEnd::Exited(Exit::Code(3)));
+    assert_eq!(
+        run(shell("echo oops >&2; exit 3")).await.end,
+        AgentEnd::Exited(Exit::Code(3))
+    );
     assert_eq!(run(shell("kill -9 $$")).await.end, AgentEnd::Exited(Exit::Signal(9)));
     let garbage = run(shell("printf '\\377\\000\\376'")).await;
-    assert_eq!((garbage.end, garbage.stdout.chars().count()), (AgentEnd::Exited(Exit::Code(0)), 3));
+    assert_eq!(
+        (garbage.end, garbage.stdout.chars().count()),
+        (AgentEnd::Exited(Exit::Code(0)), 3)
+    );
 }
 
 #[tokio::test]

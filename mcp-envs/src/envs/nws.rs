@@ -9,8 +9,9 @@
 //! - [`reward`]: what an episode earns
 //! - [`teacher`]: a rule-based model that shows how it is done
 
-use std::collections::HashMap;
 use std::path::Path;
+
+use serde::Deserialize;
 
 use crate::environment::{Environment, EpisodeView};
 use crate::error::EnvironmentError;
@@ -32,39 +33,34 @@ use scenarios::Facts;
 /// The name in configurations and on the command line.
 pub const NAME: &str = "nws";
 
-/// The environment: scenarios with their facts.
+/// The environment: its scenarios; each holds the facts of its own answer.
 #[derive(Debug, Clone)]
 pub struct NwsEnvironment {
     scenarios: Vec<Scenario>,
-    facts: HashMap<String, Facts>,
 }
 
 impl NwsEnvironment {
     /// The scenarios of a seed; the stand-in has to run with the same one.
     pub fn new(seed: u64) -> Self {
-        let scenarios = scenarios::generate(seed);
-        let facts = scenarios.iter().filter_map(|scenario| Some((scenario.id.clone(), facts(scenario).ok()?)));
-        Self { facts: facts.collect(), scenarios }
+        Self { scenarios: scenarios::generate(seed) }
     }
 
     /// Scenarios from a JSON lines file; each must hold weather facts.
     pub fn load(path: &Path) -> Result<Self, EnvironmentError> {
         let scenarios = load_scenarios(path)?;
-        let mut known = HashMap::new();
         for scenario in &scenarios {
-            let facts = facts(scenario).map_err(|error| EnvironmentError::BadFacts {
+            facts(scenario).map_err(|error| EnvironmentError::BadFacts {
                 path: path.to_owned(),
                 id: scenario.id.clone(),
                 problem: error.to_string(),
             })?;
-            known.insert(scenario.id.clone(), facts);
         }
-        Ok(Self { scenarios, facts: known })
+        Ok(Self { scenarios })
     }
 }
 
 fn facts(scenario: &Scenario) -> Result<Facts, serde_json::Error> {
-    serde_json::from_value(scenario.data.clone())
+    Facts::deserialize(&scenario.data)
 }
 
 impl Environment for NwsEnvironment {
@@ -77,10 +73,15 @@ impl Environment for NwsEnvironment {
     }
 
     fn score(&self, scenario: &Scenario, episode: &EpisodeView<'_>) -> Reward {
-        // A scenario of another file brings its own facts.
-        match self.facts.get(&scenario.id).cloned().or_else(|| facts(scenario).ok()) {
-            Some(facts) => reward::score(&scenario.prompt, &facts, episode),
-            None => Reward::new(0.0, false),
+        match facts(scenario) {
+            Ok(facts) => reward::score(&scenario.prompt, &facts, episode),
+            Err(error) => {
+                tracing::error!(scenario = scenario.id, %error, "a scenario without weather facts earns nothing");
+                Reward::new(0.0, false)
+            }
         }
     }
 }
+
+#[cfg(test)]
+mod test_world;

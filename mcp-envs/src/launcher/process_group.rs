@@ -12,7 +12,10 @@ impl ProcessGroup {
     /// The group whose leader has process number `leader`; `None` for 0, 1 and what doesn't fit, which would hit others.
     pub(crate) fn new(leader: u32) -> Option<Self> {
         let raw = i32::try_from(leader).ok().filter(|raw| *raw > 1)?;
-        Some(Self { leader: Pid::from_raw(raw)?, armed: true })
+        Some(Self {
+            leader: Pid::from_raw(raw)?,
+            armed: true,
+        })
     }
 
     pub(crate) fn terminate(&self) {

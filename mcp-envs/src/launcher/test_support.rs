@@ -10,7 +10,9 @@ pub(crate) struct Script {
 
 impl Script {
     pub(crate) fn new(source: &str) -> Self {
-        let script = Self { folder: tempfile::tempdir().unwrap() };
+        let script = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
         std::fs::create_dir(script.packages()).unwrap();
         std::fs::create_dir(script.folder.path().join("script")).unwrap();
         script.beside("agent", source);
@@ -32,7 +34,11 @@ impl Script {
     }
 
     pub(crate) fn command(&self) -> Vec<String> {
-        vec!["python3".into(), "-B".into(), self.folder.path().join("script/agent.py").display().to_string()]
+        vec![
+            "python3".into(),
+            "-B".into(),
+            self.folder.path().join("script/agent.py").display().to_string(),
+        ]
     }
 }
 

@@ -46,7 +46,11 @@ async fn modules_are_imported_once_unless_an_episode_could_tell() {
     runner.prepare().await.unwrap();
     for base_url in ["http://one", "http://two"] {
         let report = run(&runner, base_url).await;
-        assert_eq!(report.stdout.lines().next(), Some(&*format!("True {base_url} {base_url} True")), "{report:?}");
+        assert_eq!(
+            report.stdout.lines().next(),
+            Some(&*format!("True {base_url} {base_url} True")),
+            "{report:?}"
+        );
     }
 }
 
@@ -71,26 +75,41 @@ async fn forked_agents_end_as_plain_ones_do() {
         ("raise ValueError('wrong')", Exit::Code(1), "ValueError: wrong"),
         ("sys.exit('no answer')", Exit::Code(1), "no answer"),
         ("os.kill(os.getpid(), 9)", Exit::Signal(9), ""),
-        ("import atexit; atexit.register(print, 'bye', file=sys.stderr)", Exit::Code(0), "bye"),
+        (
+            "import atexit; atexit.register(print, 'bye', file=sys.stderr)",
+            Exit::Code(0),
+            "bye",
+        ),
         ("this is no python", Exit::Code(1), "SyntaxError: invalid syntax"),
     ] {
         let script = Script::new(&format!("import os, sys\n{body}\n"));
-        let report = AgentRunner::new(forked(&script)).unwrap().run(&input("u"), &CancellationToken::new()).await;
+        let report = AgentRunner::new(forked(&script))
+            .unwrap()
+            .run(&input("u"), &CancellationToken::new())
+            .await;
         match report {
             Ok(report) => {
                 assert_eq!(report.end, AgentEnd::Exited(end), "{body}: {report:?}");
                 assert!(report.stderr.trim_end().ends_with(stderr), "{body}: {report:?}");
-                assert!(!report.stderr.contains("runpy"), "the launcher does not show: {report:?}");
+                assert!(
+                    !report.stderr.contains("runpy"),
+                    "the launcher does not show: {report:?}"
+                );
             }
             // A script that can't be parsed can't be prepared.
-            Err(error) => assert!(stderr.starts_with("SyntaxError") && error.to_string().contains("invalid syntax"), "{error}"),
+            Err(error) => assert!(
+                stderr.starts_with("SyntaxError") && error.to_string().contains("invalid syntax"),
+                "{error}"
+            ),
         }
     }
 }
 
 #[tokio::test]
 async fn a_forked_agent_that_hangs_ends_with_all_it_started() {
-    let script = Script::new("import subprocess, time\nprint(subprocess.Popen(['sleep', '600']).pid, flush=True)\ntime.sleep(600)\n");
+    let script = Script::new(
+        "import subprocess, time\nprint(subprocess.Popen(['sleep', '600']).pid, flush=True)\ntime.sleep(600)\n",
+    );
     let mut config = forked(&script);
     config.time_limit = Duration::from_secs(1);
     let runner = AgentRunner::new(config).unwrap();
@@ -116,7 +135,12 @@ async fn many_forked_agents_run_at_once() {
 
 #[tokio::test]
 async fn what_cannot_be_forked_is_refused_with_a_way_out() {
-    for command in [&["sh", "-c", "true"][..], &["python3", "-m", "agent"], &["python3"], &["python3", "-c", "pass"]] {
+    for command in [
+        &["sh", "-c", "true"][..],
+        &["python3", "-m", "agent"],
+        &["python3"],
+        &["python3", "-c", "pass"],
+    ] {
         let mut config = AgentConfig::new(command.iter().map(|word| (*word).to_owned()).collect());
         config.launcher = LauncherKind::Fork { preload: Vec::new() };
         let error = AgentRunner::new(config).unwrap().prepare().await.unwrap_err();
@@ -124,7 +148,9 @@ async fn what_cannot_be_forked_is_refused_with_a_way_out() {
     }
     let script = Script::new("pass\n");
     let mut config = forked(&script);
-    config.launcher = LauncherKind::Fork { preload: vec!["no_such_module".into()] };
+    config.launcher = LauncherKind::Fork {
+        preload: vec!["no_such_module".into()],
+    };
     let error = AgentRunner::new(config).unwrap().prepare().await.unwrap_err();
     assert!(error.to_string().contains("no_such_module"), "{error}");
 }

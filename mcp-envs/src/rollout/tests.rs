@@ -2,8 +2,11 @@
 
 use std::sync::Mutex;
 
+use trajectory::{GroupId, Split};
+
 use super::*;
 use crate::agent::LauncherKind;
+use crate::environment::EpisodeView;
 use crate::error::EnvironmentError;
 use crate::launcher::test_support::{Script, assert_ended};
 
@@ -42,6 +45,10 @@ elif question == "flood":
 elif question in ("upstream", "refused"):
     status, body = post("/chat/completions?" + question)
     assert status == 200, body
+elif question in ("no_tools", "no_tools_but_answer"):
+    post("/no_tools")
+    post("/chat/completions")
+    assert question == "no_tools_but_answer"
 elif question == "tool":
     post("/chat/completions")
     post("/broken_tool")
@@ -63,8 +70,15 @@ impl Environment for FortyTwo {
     fn score(&self, scenario: &Scenario, episode: &EpisodeView<'_>) -> Reward {
         assert!(scenario.prompt != "panic", "bad verifier");
         let success = u8::from(episode.answer == Some("42") && episode.n_model_calls > 0);
-        let reward = if scenario.prompt == "nan" { f64::NAN } else { f64::from(success) };
-        Reward { reward, metrics: Map::from_iter([("success".to_owned(), json!(success))]) }
+        let reward = if scenario.prompt == "nan" {
+            f64::NAN
+        } else {
+            f64::from(success)
+        };
+        Reward {
+            reward,
+            metrics: Map::from_iter([("success".to_owned(), json!(success))]),
+        }
     }
 }
 
@@ -86,8 +100,19 @@ fn plans(questions: &[&str]) -> Vec<EpisodePlan> {
 }
 
 fn driver(proxy: &FakeProxy, script: &Script, launcher: LauncherKind, time_limit: Duration) -> RolloutDriver {
-    let agent = AgentConfig { launcher, time_limit, output_limit: 100_000, ..AgentConfig::new(script.command()) };
-    RolloutDriver::new(RolloutConfig { proxy_url: proxy.url(), token: Some("control".into()), agent, concurrency: 4 }).unwrap()
+    let agent = AgentConfig {
+        launcher,
+        time_limit,
+        output_limit: 100_000,
+        ..AgentConfig::new(script.command())
+    };
+    RolloutDriver::new(RolloutConfig {
+        proxy_url: proxy.url(),
+        token: Some("control".into()),
+        agent,
+        concurrency: 4,
+    })
+    .unwrap()
 }
 
 async fn check_failures(launcher: LauncherKind) {
@@ -95,15 +120,35 @@ async fn check_failures(launcher: LauncherKind) {
     let script = Script::new(AGENT);
     let patient = driver(&proxy, &script, launcher.clone(), Duration::from_secs(60));
     let strict = driver(&proxy, &script, launcher, Duration::from_secs(1));
-    let expected: [(&str, Option<(FailureCause, &str)>); 12] = [
+    let expected: [(&str, Option<(FailureCause, &str)>); 14] = [
         ("answer", None),
-        ("crash", Some((FailureCause::Agent, "exited with code 1: RuntimeError: agent bug"))),
+        (
+            "crash",
+            Some((FailureCause::Agent, "exited with code 1: RuntimeError: agent bug")),
+        ),
         ("garbage", Some((FailureCause::Agent, "never called the model"))),
-        ("flood", Some((FailureCause::Agent, "more than its limit of 100000 bytes"))),
+        (
+            "flood",
+            Some((FailureCause::Agent, "more than its limit of 100000 bytes")),
+        ),
         ("silent", Some((FailureCause::Agent, "never called the model"))),
         ("upstream", Some((FailureCause::Upstream, "status 503: engine is gone"))),
-        ("refused", Some((FailureCause::Agent, "exited with code 1: AssertionError"))),
-        ("tool", Some((FailureCause::ToolServer, "tool `forecast` of server `nws`: timed out"))),
+        (
+            "refused",
+            Some((FailureCause::Agent, "exited with code 1: AssertionError")),
+        ),
+        (
+            "tool",
+            Some((FailureCause::ToolServer, "tool `forecast` of server `nws`: timed out")),
+        ),
+        (
+            "no_tools",
+            Some((FailureCause::ToolServer, "server `nws` did not start")),
+        ),
+        (
+            "no_tools_but_answer",
+            Some((FailureCause::ToolServer, "server `nws` did not start")),
+        ),
         ("panic", Some((FailureCause::Reward, "bad verifier"))),
         ("nan", Some((FailureCause::Reward, "NaN"))),
         ("print", None),
@@ -112,7 +157,7 @@ async fn check_failures(launcher: LauncherKind) {
     let questions: Vec<&str> = expected.iter().map(|(question, _)| *question).collect();
     let heard = Mutex::new(Vec::new());
     let on_done = |outcome: &EpisodeOutcome| heard.lock().unwrap().push(outcome.plan);
-    let (hanging, others) = (plans(&["hang"]), plans(&questions[..11]));
+    let (hanging, others) = (plans(&["hang"]), plans(&questions[..13]));
     // One group, two drivers: the one that hangs must not make the others hurry on a busy machine.
     let (mut outcomes, hung) = tokio::join!(
         patient.run(others, Arc::new(FortyTwo), on_done, CancellationToken::new()),
@@ -122,27 +167,48 @@ async fn check_failures(launcher: LauncherKind) {
 
     let mut heard = heard.into_inner().unwrap();
     heard.sort_unstable();
-    assert_eq!(heard, (0..11).collect::<Vec<_>>());
+    assert_eq!(heard, (0..13).collect::<Vec<_>>());
     for (outcome, (question, failure)) in outcomes.iter().zip(&expected) {
         let closed = proxy.close_of(outcome.episode_id.as_ref().unwrap());
         match failure {
             None => {
-                assert_eq!((outcome.reward, outcome.success(), &outcome.failure), (Some(1.0), true, &None), "{question}: {outcome:?}");
-                assert_eq!((closed.reward, closed.metrics["success"].as_u64()), (Some(1.0), Some(1)), "{question}");
+                assert_eq!(
+                    (outcome.reward, outcome.success(), &outcome.failure),
+                    (Some(1.0), true, &None),
+                    "{question}: {outcome:?}"
+                );
+                assert_eq!(
+                    (closed.reward, closed.metrics["success"].as_u64()),
+                    (Some(1.0), Some(1)),
+                    "{question}"
+                );
                 assert_eq!(closed.metrics["n_model_calls"], 1);
             }
             Some((cause, message)) => {
-                let found = outcome.failure.as_ref().unwrap_or_else(|| panic!("{question} did not fail: {outcome:?}"));
+                let found = outcome
+                    .failure
+                    .as_ref()
+                    .unwrap_or_else(|| panic!("{question} did not fail: {outcome:?}"));
                 assert_eq!(found.cause, *cause, "{question}: {found:?}");
                 assert!(found.message.contains(message), "{question}: {found:?}");
-                assert_eq!((closed.reward, closed.failure.as_ref()), (None, Some(found)), "{question}");
+                // Where the agent came through, the driver leaves it to the proxy to name what it saw.
+                let closed_failure = (*question != "no_tools_but_answer").then_some(found);
+                assert_eq!(closed.failure.as_ref(), closed_failure, "{question}");
+                assert_eq!(outcome.reward, None, "{question}");
                 assert!(!outcome.success());
             }
         }
     }
     let opened = proxy.opened();
-    assert!(opened.iter().all(|body| body["group"] == "g1" && body["split"] == "train" && body["overrides"]["temperature"] == 1.0));
-    assert!(opened.iter().all(|body| !body.to_string().contains("hidden")), "{opened:?}");
+    assert!(
+        opened
+            .iter()
+            .all(|body| body["group"] == "g1" && body["split"] == "train" && body["overrides"]["temperature"] == 1.0)
+    );
+    assert!(
+        opened.iter().all(|body| !body.to_string().contains("hidden")),
+        "{opened:?}"
+    );
     proxy.pids().into_iter().for_each(assert_ended);
 }
 
@@ -170,8 +236,15 @@ async fn cancelling_ends_everything_within_seconds() {
             Instant::now()
         });
         assert!(cancelled_at.elapsed() < Duration::from_secs(3));
-        assert!(outcomes.iter().all(|outcome| outcome.cancelled && outcome.reward.is_none() && outcome.failure.is_none()));
-        let opened: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.episode_id.as_ref()).collect();
+        assert!(
+            outcomes
+                .iter()
+                .all(|outcome| outcome.cancelled && outcome.reward.is_none() && outcome.failure.is_none())
+        );
+        let opened: Vec<_> = outcomes
+            .iter()
+            .filter_map(|outcome| outcome.episode_id.as_ref())
+            .collect();
         assert_eq!(opened.len(), 4, "two were never started");
         for id in opened {
             assert_eq!(proxy.close_of(id).stop_reason.as_deref(), Some("cancelled"));
@@ -186,9 +259,20 @@ async fn a_proxy_that_is_gone_fails_the_episode_with_its_name() {
     let proxy_url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
     let agent = AgentConfig::new(vec!["true".into()]);
-    let driver = RolloutDriver::new(RolloutConfig { proxy_url, token: None, agent, concurrency: 1 }).unwrap();
-    let outcomes = driver.run(plans(&["answer"]), Arc::new(FortyTwo), |_| (), CancellationToken::new()).await;
+    let driver = RolloutDriver::new(RolloutConfig {
+        proxy_url,
+        token: None,
+        agent,
+        concurrency: 1,
+    })
+    .unwrap();
+    let outcomes = driver
+        .run(plans(&["answer"]), Arc::new(FortyTwo), |_| (), CancellationToken::new())
+        .await;
     let failure = outcomes[0].failure.as_ref().unwrap();
-    assert_eq!((failure.cause, outcomes[0].episode_id.is_none()), (FailureCause::Proxy, true));
+    assert_eq!(
+        (failure.cause, outcomes[0].episode_id.is_none()),
+        (FailureCause::Proxy, true)
+    );
     assert!(failure.message.contains("/api/episodes"), "{failure:?}");
 }

@@ -22,7 +22,12 @@ pub struct Attempt<'a> {
 pub fn render_transcripts(title: &str, scenarios: &[(&Scenario, Vec<Attempt<'_>>)]) -> String {
     let mut text = format!("# {title}\n");
     for (scenario, attempts) in scenarios {
-        text.push_str(&format!("\n## {}\n\n{}, `{}`\n", one_line(&scenario.prompt), scenario.kind.replace('_', " "), scenario.id));
+        text.push_str(&format!(
+            "\n## {}\n\n{}, `{}`\n",
+            one_line(&scenario.prompt),
+            scenario.kind.replace('_', " "),
+            scenario.id
+        ));
         for attempt in attempts {
             text.push_str(&format!("\n### {}\n\n{}\n", attempt.label, verdict(attempt.record)));
             render_episode(attempt.record, &mut text);
@@ -41,21 +46,35 @@ fn verdict(record: &EpisodeRecord) -> String {
         Some(_) => "wrong, ",
         None => "",
     };
-    episode.reward.map_or_else(|| "Not rewarded.".to_owned(), |reward| format!("Answer {right}reward {reward:.2}."))
+    episode.reward.map_or_else(
+        || "Not rewarded.".to_owned(),
+        |reward| format!("Answer {right}reward {reward:.2}."),
+    )
 }
 
 fn render_episode(record: &EpisodeRecord, text: &mut String) {
     let mut executed: Vec<&ToolCall> = record.tool_calls.iter().collect();
     let last = record.calls.len().saturating_sub(1);
     for (position, call) in record.calls.iter().enumerate() {
-        let message = call.response.as_ref().map(|response| &response["choices"][0]["message"]).unwrap_or(&Value::Null);
+        let message = call
+            .response
+            .as_ref()
+            .map(|response| &response["choices"][0]["message"])
+            .unwrap_or(&Value::Null);
         if let Some(error) = &call.error {
             text.push_str(&format!("\nThe model call failed: {}\n", one_line(error)));
         }
         let requested = message["tool_calls"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let said = message["content"].as_str().map(str::trim).filter(|said| !said.is_empty());
+        let said = message["content"]
+            .as_str()
+            .map(str::trim)
+            .filter(|said| !said.is_empty());
         if let Some(said) = said {
-            let heading = if position == last && requested.is_empty() { "**Answer:**" } else { "**Model:**" };
+            let heading = if position == last && requested.is_empty() {
+                "**Answer:**"
+            } else {
+                "**Model:**"
+            };
             text.push_str(&format!("\n{heading}\n{}", quote(said)));
         }
         for request in requested {
@@ -69,7 +88,12 @@ fn render_episode(record: &EpisodeRecord, text: &mut String) {
         }
     }
     for call in executed {
-        text.push_str(&format!("\n**Tool call of the agent's own:** `{}({})`\n{}", call.tool, call.arguments, result_text(call)));
+        text.push_str(&format!(
+            "\n**Tool call of the agent's own:** `{}({})`\n{}",
+            call.tool,
+            call.arguments,
+            result_text(call)
+        ));
     }
 }
 
@@ -152,14 +176,31 @@ mod tests {
             data: json!({"answer": "hidden"}),
             split: Split::HeldOut,
         };
-        let text = render_transcripts("Before and after", &[(&scenario, vec![Attempt { label: "GRPO", record: &record }])]);
+        let text = render_transcripts(
+            "Before and after",
+            &[(
+                &scenario,
+                vec![Attempt {
+                    label: "GRPO",
+                    record: &record,
+                }],
+            )],
+        );
         let order = [
-            "How cold is it tonight in Boise?", "### GRPO", "right, reward 0.90", "forecast({\"place\": \"Boise, ID\"})", "Tonight: 51 °F",
-            "horoscope({})", "Not run", "**Answer:**\n> 51 °F",
+            "How cold is it tonight in Boise?",
+            "### GRPO",
+            "right, reward 0.90",
+            "forecast({\"place\": \"Boise, ID\"})",
+            "Tonight: 51 °F",
+            "horoscope({})",
+            "Not run",
+            "**Answer:**\n> 51 °F",
         ];
         let mut from = 0;
         for part in order {
-            from += text[from..].find(part).unwrap_or_else(|| panic!("no `{part}` after place {from} of:\n{text}"));
+            from += text[from..]
+                .find(part)
+                .unwrap_or_else(|| panic!("no `{part}` after place {from} of:\n{text}"));
         }
         assert!(!text.contains("hidden"));
     }

@@ -199,13 +199,14 @@ impl Call {
         match interruption {
             Interruption::HungUp => self.record(CallStatus::Aborted, Assembled::default(), None).await,
             Interruption::Closed => {
+                let ended = self.ended();
                 self.record(
                     CallStatus::Aborted,
                     Assembled::default(),
                     Some("the episode closed".into()),
                 )
                 .await;
-                let _ = reply.send(ApiError::shutting_down().into_response());
+                let _ = reply.send(ended.into_response());
             }
             Interruption::Upstream(error) => {
                 self.upstream_failed(&error.message).await;
@@ -213,6 +214,15 @@ impl Call {
                     .await;
                 let _ = reply.send(error.into_response());
             }
+        }
+    }
+
+    /// What an agent is told whose call was ended here.
+    pub(crate) fn ended(&self) -> ApiError {
+        if self.app.stopping.is_cancelled() {
+            ApiError::shutting_down()
+        } else {
+            ApiError::episode_closed(self.episode.id.as_str())
         }
     }
 

@@ -79,8 +79,8 @@ async fn wrong_keys_and_closed_episodes() {
     )
     .await;
     world.post(&format!("/api/episodes/{}/close", one.id), &json!({})).await;
-    check(&path, "any", StatusCode::CONFLICT, "episode_closed").await;
-    check("/v1/chat/completions", &one.key, StatusCode::CONFLICT, "episode_closed").await;
+    check(&path, "any", StatusCode::GONE, "episode_closed").await;
+    check("/v1/chat/completions", &one.key, StatusCode::GONE, "episode_closed").await;
     assert!(world.upstream.asked().is_empty());
     world.stop().await;
 }

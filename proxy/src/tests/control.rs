@@ -21,7 +21,7 @@ async fn from_open_to_a_ready_group() {
         assert_eq!(closed.status, StatusCode::OK, "{}", closed.text);
         assert_eq!(closed.json()["episode"]["state"], "closed");
         let again = world.post(&format!("/api/episodes/{}/close", episode.id), &close).await;
-        assert_eq!(again.status, StatusCode::CONFLICT);
+        assert_eq!(again.status, StatusCode::GONE);
     }
     let groups = world.get("/api/groups?state=ready").await.json();
     assert_eq!(groups["groups"].as_array().map(Vec::len), Some(1), "{groups}");
@@ -124,9 +124,9 @@ async fn what_a_restart_finds() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&folder.path().join("t.db")).unwrap();
     let config = ProxyConfig::new(vec![UpstreamConfig::new("u", "http://127.0.0.1:9")]);
-    let serve = async |store: &Store, shutdown: tokio_util::sync::CancellationToken| {
+    let serve = async |shutdown: tokio_util::sync::CancellationToken| {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        tokio::spawn(crate::serve(listener, config.clone(), store.clone(), shutdown))
+        crate::serve(listener, config.clone(), store.clone(), shutdown).await
     };
     // In good order: what is open stays as it is, and the version is remembered.
     let episode = store.open_episode(Default::default()).unwrap();
@@ -138,17 +138,17 @@ async fn what_a_restart_finds() {
         .unwrap();
     let shutdown = tokio_util::sync::CancellationToken::new();
     shutdown.cancel();
-    serve(&store, shutdown.clone()).await.await.unwrap().unwrap();
+    serve(shutdown.clone()).await.unwrap();
     assert_eq!(store.episode(&episode.id).unwrap().unwrap().tainted, None);
     // Killed: what was open has a hole.
-    let killed = serve(&store, Default::default()).await;
-    super::world::eventually("it is up", || {
+    let is_up = super::world::eventually("it is up", || {
         (store.meta_get(crate::ENDED_IN_ORDER).unwrap() == Some(false.into())).then_some(())
-    })
-    .await;
-    killed.abort();
-    let _ = killed.await;
-    serve(&store, shutdown).await.await.unwrap().unwrap();
+    });
+    tokio::select! {
+        ended = serve(Default::default()) => panic!("{ended:?}"),
+        () = is_up => {}
+    }
+    serve(shutdown).await.unwrap();
     let episode = store.episode(&episode.id).unwrap().unwrap();
     assert_eq!(episode.state, EpisodeState::Open);
     assert!(episode.tainted.unwrap().contains("killed"));

@@ -180,6 +180,34 @@ async fn closing_ends_calls_in_flight() {
     world.stop().await;
 }
 
+/// The agent is served although nothing can be recorded, and the episode is known to have a hole.
+#[tokio::test]
+async fn a_store_that_fails() {
+    let world = World::start().await;
+    let episode = world.open(json!({})).await;
+    let breaker = rusqlite::Connection::open(world.store.path()).unwrap();
+    breaker.execute_batch("ALTER TABLE calls RENAME TO elsewhere").unwrap();
+    assert_eq!(world.chat(&episode, &question()).await.status, StatusCode::OK);
+    let stream = vec![
+        event(&first_chunk(0)),
+        event(&chunk(0, json!({}), 7, Some("stop"))),
+        event("[DONE]"),
+    ];
+    world.upstream.will(Script::Stream(stream));
+    assert!(
+        world
+            .chat(&episode, &streamed_question())
+            .await
+            .text
+            .ends_with("data: [DONE]\n\n")
+    );
+    let tainted = world.store.episode(&episode.id).unwrap().unwrap().tainted.unwrap();
+    assert!(tainted.contains("could not be stored"), "{tainted}");
+    let metrics = world.get("/metrics").await.text;
+    assert!(metrics.contains("trainyard_store_errors_total 2") && metrics.contains("episodes_tainted_total 1"));
+    world.stop().await;
+}
+
 #[tokio::test]
 async fn limits() {
     let world = World::with(|config| {

@@ -145,6 +145,31 @@ impl ServerHandler for NwsServer {
 }
 
 impl NwsServer {
+    /// Calls a tool in this process, without a session; `None` for a tool that does not exist.
+    pub async fn call(&self, tool: &str, arguments: JsonObject) -> Option<CallToolResult> {
+        Some(match tool {
+            "get_forecast" => self.get_forecast(arguments).await,
+            "get_hourly_forecast" => self.get_hourly_forecast(arguments).await,
+            "get_current_weather" => self.get_current_weather(arguments).await,
+            "get_alerts" => self.get_alerts(arguments).await,
+            "find_stations" => self.find_stations(arguments).await,
+            "get_point" => self.get_point(arguments).await,
+            _ => return None,
+        })
+    }
+
+    /// The tools as OpenAI's chat completions take them, which is what an agent puts into its prompt.
+    pub fn openai_tools() -> Vec<Value> {
+        let tools = Self::tool_router().list_all().into_iter();
+        let function = |tool: rmcp::model::Tool| {
+            let description = tool.description.unwrap_or_default();
+            json!({ "type": "function", "function": {
+                "name": tool.name, "description": description, "parameters": tool.input_schema.as_ref(),
+            } })
+        };
+        tools.map(function).collect()
+    }
+
     async fn forecast(&self, arguments: JsonObject) -> Result<Answer, ToolError> {
         let arguments = Arguments::new(arguments, &["latitude", "longitude", "days"])?;
         let coordinates = arguments.coordinates()?;

@@ -7,9 +7,13 @@
 //! It knows which calls a question needs from the scenario's hidden data, found by the question's text. The values of
 //! its answers come from the tool results alone, as a model's have to.
 
+use std::collections::HashMap;
+
+use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use super::scenarios::Facts;
 use crate::error::EnvironmentError;
 use crate::scenario::Scenario;
 
@@ -19,9 +23,6 @@ mod reading;
 
 pub use lesson::{Move, TeacherError};
 
-use std::collections::HashMap;
-
-use super::scenarios::Facts;
 
 /// The model's name in `GET /v1/models`; requests may use any.
 pub const MODEL: &str = "teacher";
@@ -36,7 +37,7 @@ impl Teacher {
     /// A teacher of these scenarios. Ones whose data are not weather facts are left out.
     pub fn new(scenarios: &[Scenario]) -> Self {
         let lessons = scenarios.iter().filter_map(|scenario| {
-            let facts = serde_json::from_value(scenario.data.clone()).ok()?;
+            let facts = Facts::deserialize(&scenario.data).ok()?;
             Some((scenario.prompt.trim().to_owned(), (scenario.clone(), facts)))
         });
         Self { lessons: lessons.collect() }

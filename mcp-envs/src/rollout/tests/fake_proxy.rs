@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use trajectory::{CloseEpisode, EpisodeId};
+use trajectory::{CloseEpisode, EpisodeId, Failure, FailureCause};
 
 #[derive(Default)]
 struct Records {
@@ -18,6 +18,8 @@ struct Records {
     /// Calls and tool calls of each episode.
     episodes: HashMap<String, (Vec<Value>, Vec<Value>)>,
     closed: HashMap<String, CloseEpisode>,
+    /// What the proxy itself saw go wrong.
+    noted: HashMap<String, Failure>,
     pids: Vec<u32>,
     address: String,
 }
@@ -41,6 +43,7 @@ impl FakeProxy {
             .route("/e/{id}/mcp.json", get(mcp_config))
             .route("/e/{id}/v1/chat/completions", post(chat))
             .route("/e/{id}/v1/broken_tool", post(broken_tool))
+            .route("/e/{id}/v1/no_tools", post(no_tools))
             .route("/e/{id}/v1/pid/{pid}", post(pid))
             .with_state(Arc::clone(&records));
         tokio::spawn(async move { axum::serve(listener, router).await });
@@ -60,7 +63,11 @@ impl FakeProxy {
     }
 
     pub(super) fn close_of(&self, id: &EpisodeId) -> CloseEpisode {
-        self.lock().closed.get(id.as_str()).cloned().unwrap_or_else(|| panic!("episode {id} is still open"))
+        self.lock()
+            .closed
+            .get(id.as_str())
+            .cloned()
+            .unwrap_or_else(|| panic!("episode {id} is still open"))
     }
 
     pub(super) fn pids(&self) -> Vec<u32> {
@@ -78,12 +85,17 @@ impl FakeProxy {
 }
 
 fn is_authorised(headers: &HeaderMap) -> bool {
-    headers.get("authorization").is_some_and(|value| value == "Bearer control")
+    headers
+        .get("authorization")
+        .is_some_and(|value| value == "Bearer control")
 }
 
 async fn open(State(records): State<Shared>, headers: HeaderMap, Json(body): Json<Value>) -> (StatusCode, Json<Value>) {
     if !is_authorised(&headers) {
-        return (StatusCode::UNAUTHORIZED, Json(json!({"error": {"message": "no token"}})));
+        return (
+            StatusCode::UNAUTHORIZED,
+            Json(json!({"error": {"message": "no token"}})),
+        );
     }
     let mut records = records.lock().unwrap();
     let id = format!("e{}", records.opened.len());
@@ -98,28 +110,44 @@ async fn mcp_config() -> Json<Value> {
     Json(json!({"mcpServers": {}}))
 }
 
+fn episode(id: &str, state: &str, reward: Option<f64>, failure: Option<&Failure>) -> Value {
+    json!({
+        "id": id, "scenario_id": null, "group_id": null, "split": "train", "state": state, "reward": reward, "stop_reason": null,
+        "failure": failure, "tainted": null, "opened_at_ms": 0, "closed_at_ms": null,
+    })
+}
+
 async fn read(State(records): State<Shared>, Path(id): Path<String>) -> Json<Value> {
-    let (calls, tool_calls) = records.lock().unwrap().episodes[&id].clone();
-    let episode = json!({
-        "id": id, "scenario_id": null, "group_id": null, "split": "train", "state": "open", "reward": null, "stop_reason": null,
-        "failure": null, "tainted": null, "opened_at_ms": 0, "closed_at_ms": null,
-    });
+    let records = records.lock().unwrap();
+    let (calls, tool_calls) = &records.episodes[&id];
+    let episode = episode(&id, "open", None, records.noted.get(&id));
     Json(json!({"episode": episode, "calls": calls, "tool_calls": tool_calls}))
 }
 
 async fn close(State(records): State<Shared>, Path(id): Path<String>, Json(body): Json<CloseEpisode>) -> Json<Value> {
-    records.lock().unwrap().closed.insert(id, body);
-    Json(json!({}))
+    let mut records = records.lock().unwrap();
+    let failure = body.failure.as_ref().or(records.noted.get(&id));
+    let episode = episode(&id, "closed", body.reward, failure);
+    records.closed.insert(id, body);
+    Json(json!({"episode": episode}))
 }
 
 /// Answers 42; the query asks for a failure, or for an answer without text.
-async fn chat(State(records): State<Shared>, Path(id): Path<String>, RawQuery(query): RawQuery) -> (StatusCode, Json<Value>) {
+async fn chat(
+    State(records): State<Shared>,
+    Path(id): Path<String>,
+    RawQuery(query): RawQuery,
+) -> (StatusCode, Json<Value>) {
     let (status, error) = match query.as_deref() {
         Some("upstream") => (StatusCode::SERVICE_UNAVAILABLE, Some("engine is gone")),
         Some("refused") => (StatusCode::BAD_REQUEST, Some("too long")),
         _ => (StatusCode::OK, None),
     };
-    let content = if query.as_deref() == Some("silent") { json!(null) } else { json!("42") };
+    let content = if query.as_deref() == Some("silent") {
+        json!(null)
+    } else {
+        json!("42")
+    };
     let response = match error {
         Some(message) => json!({"error": {"message": message}}),
         None => json!({"choices": [{"message": {"role": "assistant", "content": content}}]}),
@@ -138,6 +166,14 @@ async fn broken_tool(State(records): State<Shared>, Path(id): Path<String>) {
         "error": "timed out", "started_at_ms": 0, "duration_ms": 1,
     });
     records.lock().unwrap().episodes.get_mut(&id).unwrap().1.push(call);
+}
+
+async fn no_tools(State(records): State<Shared>, Path(id): Path<String>) {
+    let failure = Failure {
+        cause: FailureCause::ToolServer,
+        message: "server `nws` did not start".into(),
+    };
+    records.lock().unwrap().noted.insert(id, failure);
 }
 
 async fn pid(State(records): State<Shared>, Path((_, pid)): Path<(String, u32)>) {

@@ -30,7 +30,10 @@ pub fn judge(prompt: &str, facts: &Facts, answer: &str, results: &[String]) -> V
         return Verdict { right_value: false, clean: false };
     }
     let is_short = answer_words.len() <= MAX_WORDS;
-    let is_own = !is_copied(&answer_words, results);
+    // A question is no answer, nor is the given question.
+    let is_own = !is_copied(&answer_words, results)
+        && !contains_phrase(&answer_words, &words(prompt))
+        && !answer.contains('?');
     // "The most severe one" says nothing about a severity, and a place's name nothing about a wind.
     for phrase in ["most severe", "how severe"] {
         remove_phrase(&mut answer_words, &words(phrase));
@@ -184,10 +187,15 @@ fn canonical(period: &str) -> String {
 
 /// Whether the answer decides for the right one: the last one that it names, less what it names as beaten.
 fn choice(answer: &str, right: &[String], wrong: &[String]) -> bool {
+    // The point of "St. Louis" ends no sentence.
+    let mut answer = answer.to_owned();
+    for name in right.iter().chain(wrong).filter(|name| name.contains('.')) {
+        answer = answer.replace(name.as_str(), &name.replace('.', ""));
+    }
     let phrases = |names: &[String]| -> Vec<Vec<String>> { names.iter().map(|name| words(name)).collect() };
     let (right, wrong) = (phrases(right), phrases(wrong));
     let mut decision = None;
-    for sentence in sentences(answer) {
+    for sentence in sentences(&answer) {
         let sentence = words(sentence);
         if sentence.iter().any(|word| REVERSED.contains(&word.as_str())) {
             return false;
@@ -221,7 +229,6 @@ fn last(sentence: &[String], phrases: &[Vec<String>]) -> Option<usize> {
     starts.max()
 }
 
-/// Sentences; a point between letters or after one letter's abbreviation may split too often, which does no harm.
 fn sentences(text: &str) -> impl Iterator<Item = &str> {
     text.split(['.', '!', '?', '\n', ';'])
 }

@@ -57,7 +57,9 @@ impl Generator {
     /// `count` questions of a kind, no two alike.
     pub(super) fn questions(&self, kind: Kind, count: usize) -> Vec<Question> {
         let mut questions: Vec<Question> = Vec::new();
-        for turn in 0..count * MAX_TRIES {
+        // Each kind begins with another place, so that together they use them all.
+        let first = Dice::new(self.weather.seed(), &["first", kind.name()]).between(0, 999) as usize;
+        for turn in first..first + count * MAX_TRIES {
             if questions.len() == count {
                 break;
             }

@@ -142,14 +142,14 @@ pub(super) fn local_time(iso: &str) -> Option<DateTime> {
 }
 
 /// `5 PM`.
-pub(super) fn clock(time: DateTime) -> String {
+pub(crate) fn clock(time: DateTime) -> String {
     let hour = time.hour();
     let (twelve, half) = (if hour % 12 == 0 { 12 } else { hour % 12 }, if hour < 12 { "AM" } else { "PM" });
     if time.minute() == 0 { format!("{twelve} {half}") } else { format!("{twelve}:{:02} {half}", time.minute()) }
 }
 
 /// `Tue 5 PM`.
-pub(super) fn day_and_clock(time: DateTime) -> String {
+pub(crate) fn day_and_clock(time: DateTime) -> String {
     let weekday = weekday_name(time.weekday());
     format!("{} {}", &weekday[..3], clock(time))
 }
