@@ -1,4 +1,5 @@
 //! The `trainyard` command from outside: exit codes, messages, what is written and what isn't.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -184,7 +185,7 @@ fn a_wrong_proxy_configuration_is_named_with_its_line() {
     );
     check(
         "[[upstreams]]\nname = \"a\"\nurl = \"a\"\n",
-        &["upstream `a`", "`a` is not"],
+        &["upstream a", "'a' is not a URL"],
     );
     check("[limits]\n", &["no upstream is configured"]);
 }

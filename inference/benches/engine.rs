@@ -1,7 +1,7 @@
 //! Tokens per second of the embedded engine, alone and with an adapter, at 1, 8 and 16 requests at a time.
 //!
-//! `cargo bench -p inference --bench engine -- --model PATH [--prompt-tokens N] [--new-tokens N] [--out FILE]`. Each request has a prompt of its own
-//! (nothing is shared) and samples a fixed number of tokens. Prints a table and writes `target/bench/engine.json`.
+//! `cargo bench -p inference --bench engine -- --model PATH [--prompt-tokens N] [--new-tokens N] [--concurrency N,N] [--out FILE]`.
+//! Each request has a prompt of its own (nothing is shared) and samples a fixed number of tokens. Prints a table and writes `target/bench/engine.json`.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use inference::engine::{EngineConfig, EngineHandle, GenerateEvent, GenerateReque
 use inference::model::{LoadOptions, LoraAdapter, LoraConfig, Model, ModelConfig};
 use serde_json::{Map, Value, json};
 
-const CONCURRENCIES: [usize; 3] = [1, 8, 16];
 const ADAPTER: &str = "bench";
 
 struct Args {
     model: PathBuf,
     prompt_tokens: usize,
     new_tokens: usize,
+    concurrencies: Vec<usize>,
     out: PathBuf,
 }
 
@@ -28,6 +28,7 @@ impl Args {
             model: PathBuf::new(),
             prompt_tokens: 322,
             new_tokens: 64,
+            concurrencies: vec![1, 8, 16],
             out,
         };
         let mut words = std::env::args().skip(1);
@@ -37,6 +38,9 @@ impl Args {
                 "--model" => args.model = value()?.into(),
                 "--prompt-tokens" => args.prompt_tokens = value()?.parse()?,
                 "--new-tokens" => args.new_tokens = value()?.parse()?,
+                "--concurrency" => {
+                    args.concurrencies = value()?.split(',').map(str::parse).collect::<Result<_, _>>()?;
+                }
                 "--out" => args.out = value()?.into(),
                 // Cargo's own.
                 "--bench" => {}
@@ -98,7 +102,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Warm the thread's memory and libtorch's kernels up.
         runtime.block_on(round(&engine, &config, &args, adapter, 2, &mut seed))?;
         let mut of_name = Map::new();
-        for concurrency in CONCURRENCIES {
+        for &concurrency in &args.concurrencies {
             let round = runtime.block_on(round(&engine, &config, &args, adapter, concurrency, &mut seed))?;
             println!(
                 "{name:>5} {concurrency:>9} {:>14.1} {:>16.1} {:>16.1} {:>9.0} ms",

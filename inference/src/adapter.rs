@@ -131,12 +131,16 @@ impl RawConfig {
             Targets::Names(names) => names,
             Targets::Word(word) if word == "all-linear" => ADAPTER_MODULES.map(str::to_owned).to_vec(),
             Targets::Word(word) => {
-                return Err(format!("target_modules is the pattern `{word}`, only names and `all-linear` are supported"));
+                return Err(format!(
+                    "target_modules is the pattern `{word}`, only names and `all-linear` are supported"
+                ));
             }
         };
         // PEFT writes `all-linear` as every module's full path. A path that leaves out layers shows as missing tensors.
-        let mut target_modules: Vec<String> =
-            targets.iter().map(|name| name.rsplit('.').next().unwrap_or(name).to_owned()).collect();
+        let mut target_modules: Vec<String> = targets
+            .iter()
+            .map(|name| name.rsplit('.').next().unwrap_or(name).to_owned())
+            .collect();
         target_modules.sort_by_key(|name| ADAPTER_MODULES.iter().position(|module| module == name));
         target_modules.dedup();
         let rank = self.r;

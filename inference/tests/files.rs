@@ -29,7 +29,10 @@ fn load_error(path: &Path) -> String {
 }
 
 fn chain(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    std::iter::successors(Some(error), |error| error.source())
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }
 
 fn assert_says(message: &str, words: &[&str]) {
@@ -47,11 +50,17 @@ fn truncate(path: &Path, by: usize) {
 fn rewrite(path: &Path, change: impl Fn(&mut Vec<(String, Vec<usize>, Vec<u8>)>)) {
     let bytes = std::fs::read(path).expect("read");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("a safetensors file");
-    let mut tensors: Vec<_> =
-        file.tensors().into_iter().map(|(name, view)| (name, view.shape().to_vec(), view.data().to_vec())).collect();
+    let mut tensors: Vec<_> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| (name, view.shape().to_vec(), view.data().to_vec()))
+        .collect();
     change(&mut tensors);
     let views = tensors.iter().map(|(name, shape, data)| {
-        (name.as_str(), TensorView::new(Dtype::F32, shape.clone(), data).expect("a view"))
+        (
+            name.as_str(),
+            TensorView::new(Dtype::F32, shape.clone(), data).expect("a view"),
+        )
     });
     std::fs::write(path, safetensors::serialize(views, None).expect("serialise")).expect("write");
 }
@@ -59,7 +68,10 @@ fn rewrite(path: &Path, change: impl Fn(&mut Vec<(String, Vec<usize>, Vec<u8>)>)
 #[test]
 fn a_source_that_is_no_model_says_what_to_give() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    assert_says(&load_error(&folder.path().join("nowhere")), &["nowhere", "no such file or folder", ".gguf"]);
+    assert_says(
+        &load_error(&folder.path().join("nowhere")),
+        &["nowhere", "no such file or folder", ".gguf"],
+    );
     assert_says(&load_error(folder.path()), &["config.json"]);
     let text = folder.path().join("model.txt");
     std::fs::write(&text, "hello").expect("write");
@@ -73,7 +85,10 @@ fn safetensors_faults_are_named() {
     let original = std::fs::read(&weights).expect("read");
 
     truncate(&weights, 1);
-    assert_says(&load_error(copy.path()), &["model.safetensors", "damaged", "the end is missing"]);
+    assert_says(
+        &load_error(copy.path()),
+        &["model.safetensors", "damaged", "the end is missing"],
+    );
     std::fs::write(&weights, b"").expect("write");
     assert_says(&load_error(copy.path()), &["model.safetensors", "empty"]);
     std::fs::write(&weights, [0xff; 64]).expect("write");
@@ -84,16 +99,30 @@ fn safetensors_faults_are_named() {
     let norm = "model.layers.1.input_layernorm.weight";
     std::fs::write(&weights, &original).expect("write");
     rewrite(&weights, |tensors| tensors.retain(|(name, ..)| name != norm));
-    assert_says(&load_error(copy.path()), &["model.safetensors", norm, "missing", "[36]"]);
-    std::fs::write(&weights, &original).expect("write");
-    rewrite(&weights, |tensors| tensors.push(("model.extra.weight".to_owned(), vec![1], vec![0; 4])));
-    assert_says(&load_error(copy.path()), &["model.safetensors", "model.extra.weight", "no part"]);
+    assert_says(
+        &load_error(copy.path()),
+        &["model.safetensors", norm, "missing", "[36]"],
+    );
     std::fs::write(&weights, &original).expect("write");
     rewrite(&weights, |tensors| {
-        let tensor = tensors.iter_mut().find(|(name, ..)| name.ends_with("0.self_attn.k_proj.weight")).expect("one");
+        tensors.push(("model.extra.weight".to_owned(), vec![1], vec![0; 4]))
+    });
+    assert_says(
+        &load_error(copy.path()),
+        &["model.safetensors", "model.extra.weight", "no part"],
+    );
+    std::fs::write(&weights, &original).expect("write");
+    rewrite(&weights, |tensors| {
+        let tensor = tensors
+            .iter_mut()
+            .find(|(name, ..)| name.ends_with("0.self_attn.k_proj.weight"))
+            .expect("one");
         tensor.1.reverse();
     });
-    assert_says(&load_error(copy.path()), &["0.self_attn.k_proj.weight", "[36, 12]", "[12, 36]"]);
+    assert_says(
+        &load_error(copy.path()),
+        &["0.self_attn.k_proj.weight", "[36, 12]", "[12, 36]"],
+    );
 }
 
 #[test]
@@ -101,7 +130,11 @@ fn the_unused_copy_of_a_tied_head_is_no_fault() {
     let copy = copy_of("tiny-tied");
     rewrite(&copy.path().join("model.safetensors"), |tensors| {
         tensors.push(("lm_head.weight".to_owned(), vec![1], vec![0; 4]));
-        tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".to_owned(), vec![1], vec![0; 4]));
+        tensors.push((
+            "model.layers.0.self_attn.rotary_emb.inv_freq".to_owned(),
+            vec![1],
+            vec![0; 4],
+        ));
     });
     Model::load(copy.path(), &LoadOptions::default()).expect("it loads");
 }
@@ -121,7 +154,10 @@ fn shard_faults_are_named() {
     assert_says(&load_error(copy.path()), &["index.json", "weight_map"]);
     std::fs::write(&index, &text).expect("write");
     std::fs::remove_file(&second).expect("remove");
-    assert_says(&load_error(copy.path()), &["model-00002-of-00002.safetensors", "can't read"]);
+    assert_says(
+        &load_error(copy.path()),
+        &["model-00002-of-00002.safetensors", "can't read"],
+    );
 }
 
 #[test]
@@ -134,18 +170,33 @@ fn gguf_faults_are_named() {
         load_error(&path)
     };
     let replaced = |from: &[u8], to: &[u8]| {
-        let at = original.windows(from.len()).position(|window| window == from).expect("it is in the file");
+        let at = original
+            .windows(from.len())
+            .position(|window| window == from)
+            .expect("it is in the file");
         let mut bytes = original.clone();
         bytes[at..at + to.len()].copy_from_slice(to);
         bytes
     };
-    assert_says(&message(&original[..original.len() - 1000]), &["model.gguf", "tensor", "shape", "bytes"]);
+    assert_says(
+        &message(&original[..original.len() - 1000]),
+        &["model.gguf", "tensor", "shape", "bytes"],
+    );
     assert_says(&message(&original[..40]), &["model.gguf", "damaged", "room"]);
-    assert_says(&message(&original[..1200]), &["model.gguf", "damaged", "ends at byte 1200"]);
+    assert_says(
+        &message(&original[..1200]),
+        &["model.gguf", "damaged", "ends at byte 1200"],
+    );
     assert_says(&message(b""), &["model.gguf", "empty"]);
     assert_says(&message(b"GGML nonsense"), &["model.gguf", "GGUF"]);
-    assert_says(&message(&replaced(b"blk.1.attn_q", b"blk.1.attn_x")), &["blk.1.attn_q.weight", "missing", "[64, 64]"]);
-    assert_says(&message(&replaced(b"llama.block_count", b"llama.block_xxxxx")), &["llama.block_count"]);
+    assert_says(
+        &message(&replaced(b"blk.1.attn_q", b"blk.1.attn_x")),
+        &["blk.1.attn_q.weight", "missing", "[64, 64]"],
+    );
+    assert_says(
+        &message(&replaced(b"llama.block_count", b"llama.block_xxxxx")),
+        &["llama.block_count"],
+    );
     assert_says(&message(&replaced(&[3, 0, 0, 0], &[9, 0, 0, 0])), &["version 9"]);
     let mut huge = original.clone();
     huge[8..16].fill(0xff);
@@ -165,8 +216,16 @@ fn adapter_faults_are_named() {
     for (from, to, words) in [
         ("\"LORA\"", "\"IA3\"", vec!["IA3", "LORA"]),
         ("\"use_dora\": false", "\"use_dora\": true", vec!["use_dora"]),
-        ("\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]", vec!["modules_to_save"]),
-        ("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 2}", vec!["rank_pattern"]),
+        (
+            "\"modules_to_save\": null",
+            "\"modules_to_save\": [\"lm_head\"]",
+            vec!["modules_to_save"],
+        ),
+        (
+            "\"rank_pattern\": {}",
+            "\"rank_pattern\": {\"q_proj\": 2}",
+            vec!["rank_pattern"],
+        ),
         ("\"bias\": \"none\"", "\"bias\": \"all\"", vec!["bias"]),
         ("\"k_proj\"", "\"lm_head\"", vec!["lm_head", "q_proj"]),
         ("\"r\": 4", "\"r\": 0", vec!["rank", "0"]),
@@ -185,7 +244,11 @@ fn adapter_faults_are_named() {
     rewrite(&weights, |tensors| tensors.retain(|(name, ..)| name != b));
     assert_says(&message(), &[b, "missing", "[24, 4]"]);
     std::fs::write(&weights, &bytes).expect("write");
-    std::fs::write(&config, text.replace("\"up_proj\",", "").replace(",\n    \"up_proj\"", "")).expect("write");
+    std::fs::write(
+        &config,
+        text.replace("\"up_proj\",", "").replace(",\n    \"up_proj\"", ""),
+    )
+    .expect("write");
     assert_says(&message(), &["up_proj", "no target module"]);
     let other = ModelConfig::from_hugging_face(&golden_folder().join("tiny-tied/config.json")).expect("valid");
     std::fs::write(&config, &text).expect("write");
@@ -197,7 +260,11 @@ fn adapter_faults_are_named() {
 fn an_adapter_survives_the_disk() {
     let model = ModelConfig::from_hugging_face(&golden_folder().join("tiny-tied/config.json")).expect("valid");
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let config = LoraConfig { rank: 2, alpha: 5.0, target_modules: vec!["v_proj".to_owned(), "q_proj".to_owned()] };
+    let config = LoraConfig {
+        rank: 2,
+        alpha: 5.0,
+        target_modules: vec!["v_proj".to_owned(), "q_proj".to_owned()],
+    };
     let adapter = LoraAdapter::new(&config, &model, 9, Device::Cpu);
     let directory = folder.path().join("a/policy@1");
     adapter.save(&directory, "tiny-tied").expect("it saves");
@@ -207,7 +274,11 @@ fn an_adapter_survives_the_disk() {
     assert_eq!(written.len(), 2 * 2 * 2);
     for ((name, tensor), (read_name, read_tensor)) in written.iter().zip(&read) {
         assert_eq!((name, tensor), (read_name, read_tensor));
-        assert_eq!(name.contains("lora_B"), tensor.abs().max().double_value(&[]) == 0.0, "B starts at zero: {name}");
+        assert_eq!(
+            name.contains("lora_B"),
+            tensor.abs().max().double_value(&[]) == 0.0,
+            "B starts at zero: {name}"
+        );
     }
 }
 

@@ -34,14 +34,22 @@ fn matrix(rows: &[Vec<f32>]) -> Tensor {
 
 fn logprobs(model: &Model, token_ids: &[i64], adapters: &AdapterRows<'_>) -> Tensor {
     let positions = Tensor::arange(token_ids.len() as i64, (Kind::Int64, Device::Cpu));
-    let hidden = model.forward(&Tensor::from_slice(token_ids), &positions, adapters, &mut CausalAttention);
+    let hidden = model.forward(
+        &Tensor::from_slice(token_ids),
+        &positions,
+        adapters,
+        &mut CausalAttention,
+    );
     model.logits(&hidden).log_softmax(-1, Kind::Float)
 }
 
 fn assert_close(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
     assert_eq!(actual.size(), expected.size(), "{what}");
     let difference = (actual - expected).abs().max().double_value(&[]);
-    assert!(difference < tolerance, "{what}: largest difference {difference:.2e}, tolerance {tolerance:.0e}");
+    assert!(
+        difference < tolerance,
+        "{what}: largest difference {difference:.2e}, tolerance {tolerance:.0e}"
+    );
 }
 
 fn load(name: &str) -> Model {
@@ -88,14 +96,22 @@ fn adapter_logprobs_equal_those_of_peft() {
         let actual = logprobs(&model, &golden.token_ids, &AdapterRows::All(&lora));
         assert_close(&actual, &expected, TOLERANCE, name);
         let base = matrix(&golden.logprobs);
-        assert!((&base - &expected).abs().max().double_value(&[]) > 0.1, "{name}: the adapter changes something");
+        assert!(
+            (&base - &expected).abs().max().double_value(&[]) > 0.1,
+            "{name}: the adapter changes something"
+        );
 
         // The base model and the adapter side by side in one batch.
         let n = golden.token_ids.len() as i64;
         let positions = Tensor::arange(n, (Kind::Int64, Device::Cpu)).repeat([2]);
         let token_ids = Tensor::from_slice(&golden.token_ids).repeat([2]);
         let segments = [(n, None), (n, Some(&lora))];
-        let hidden = model.forward(&token_ids, &positions, &AdapterRows::Segments(&segments), &mut TwoSequences);
+        let hidden = model.forward(
+            &token_ids,
+            &positions,
+            &AdapterRows::Segments(&segments),
+            &mut TwoSequences,
+        );
         let actual = model.logits(&hidden).log_softmax(-1, Kind::Float);
         assert_close(&actual, &Tensor::cat(&[base, expected], 0), TOLERANCE, name);
     }
@@ -112,9 +128,15 @@ fn adapter_gradients_equal_those_of_peft() {
         let lora = adapter.fuse(Kind::Float);
         let following = Tensor::from_slice(&token_ids[1..]).unsqueeze(1);
         let logprobs = logprobs(&model, &token_ids, &AdapterRows::All(&lora));
-        logprobs.narrow(0, 0, n - 1).gather(1, &following, false).sum(Kind::Float).neg().backward();
+        logprobs
+            .narrow(0, 0, n - 1)
+            .gather(1, &following, false)
+            .sum(Kind::Float)
+            .neg()
+            .backward();
 
-        let bytes = std::fs::read(golden_folder().join(name).join("adapter_gradients.safetensors")).expect("it is there");
+        let bytes =
+            std::fs::read(golden_folder().join(name).join("adapter_gradients.safetensors")).expect("it is there");
         let expected = safetensors::SafeTensors::deserialize(&bytes).expect("a safetensors file");
         let parameters = adapter.parameters();
         assert_eq!(parameters.len(), expected.len());
@@ -123,7 +145,12 @@ fn adapter_gradients_equal_those_of_peft() {
             let shape: Vec<i64> = view.shape().iter().map(|&size| size as i64).collect();
             let expected = Tensor::from_data_size(view.data(), &shape, Kind::Float);
             let scale = expected.abs().max().double_value(&[]).max(1.0);
-            assert_close(&(tensor.grad() / scale), &(expected / scale), TOLERANCE, &format!("{name} {parameter}"));
+            assert_close(
+                &(tensor.grad() / scale),
+                &(expected / scale),
+                TOLERANCE,
+                &format!("{name} {parameter}"),
+            );
         }
     }
 }
@@ -137,13 +164,23 @@ fn gguf_blocks_equal_those_of_the_gguf_package() {
     assert_eq!(file.tensor_names().count(), 8);
     for name in file.tensor_names() {
         let view = expected.tensor(name).expect("the golden has it");
-        let values: Vec<f32> =
-            view.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four"))).collect();
+        let values: Vec<f32> = view
+            .data()
+            .chunks_exact(4)
+            .map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four")))
+            .collect();
         let tensor = file.read_tensor(name).expect("it reads");
-        assert_eq!(tensor.shape, view.shape().iter().map(|&size| size as i64).collect::<Vec<_>>(), "{name}");
+        assert_eq!(
+            tensor.shape,
+            view.shape().iter().map(|&size| size as i64).collect::<Vec<_>>(),
+            "{name}"
+        );
         for (actual, expected) in tensor.values.iter().zip(&values) {
             // The package multiplies in another order.
-            assert!((actual - expected).abs() <= 1e-6 * expected.abs().max(0.1), "{name}: {actual} {expected}");
+            assert!(
+                (actual - expected).abs() <= 1e-6 * expected.abs().max(0.1),
+                "{name}: {actual} {expected}"
+            );
         }
     }
     for (key, expected) in [
@@ -152,7 +189,10 @@ fn gguf_blocks_equal_those_of_the_gguf_package() {
         ("test.float", MetadataValue::Float(0.25)),
         ("test.bool", MetadataValue::Bool(true)),
         ("test.string", MetadataValue::String("Grüße".to_owned())),
-        ("test.strings", MetadataValue::Strings(["a", "", "ß"].map(str::to_owned).to_vec())),
+        (
+            "test.strings",
+            MetadataValue::Strings(["a", "", "ß"].map(str::to_owned).to_vec()),
+        ),
         ("test.integers", MetadataValue::Integers(vec![1, -2, 3])),
         ("test.floats", MetadataValue::Floats(vec![0.5, -1.5])),
     ] {
@@ -163,13 +203,19 @@ fn gguf_blocks_equal_those_of_the_gguf_package() {
 #[test]
 fn bfloat16_stays_near_float32() {
     let _no_grad = tch::no_grad_guard();
-    let options = LoadOptions { device: Device::Cpu, kind: Kind::BFloat16 };
+    let options = LoadOptions {
+        device: Device::Cpu,
+        kind: Kind::BFloat16,
+    };
     let model = Model::load(&golden_folder().join("tiny-tied"), &options).expect("the model loads");
     let golden = read_golden("tiny-tied");
     let lora = load_adapter("tiny-tied", &model).fuse(Kind::BFloat16);
     for (adapters, expected) in [
         (AdapterRows::Base, golden.logprobs),
-        (AdapterRows::All(&lora), golden.adapter_logprobs.expect("the golden has an adapter")),
+        (
+            AdapterRows::All(&lora),
+            golden.adapter_logprobs.expect("the golden has an adapter"),
+        ),
     ] {
         let actual = logprobs(&model, &golden.token_ids, &adapters);
         assert_eq!(actual.kind(), Kind::Float);
@@ -202,8 +248,20 @@ fn smollm2_equals_transformers() {
         let n = golden.token_ids.len() as i64;
         let following = Tensor::from_slice(&golden.token_ids[1..]).unsqueeze(1);
         let next = actual.narrow(0, 0, n - 1).gather(1, &following, false).squeeze_dim(1);
-        assert_close(&next, &Tensor::from_slice(&golden.next_token_logprobs), TOLERANCE, "next tokens");
-        let last = actual.get(n - 1).index_select(0, &Tensor::from_slice(&golden.last_top_ids));
-        assert_close(&last, &Tensor::from_slice(&golden.last_top_logprobs), TOLERANCE, "most probable tokens");
+        assert_close(
+            &next,
+            &Tensor::from_slice(&golden.next_token_logprobs),
+            TOLERANCE,
+            "next tokens",
+        );
+        let last = actual
+            .get(n - 1)
+            .index_select(0, &Tensor::from_slice(&golden.last_top_ids));
+        assert_close(
+            &last,
+            &Tensor::from_slice(&golden.last_top_logprobs),
+            TOLERANCE,
+            "most probable tokens",
+        );
     }
 }

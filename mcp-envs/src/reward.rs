@@ -28,6 +28,9 @@ impl Reward {
 
     /// Whether the environment counts the episode as solved.
     pub fn is_success(&self) -> bool {
-        self.metrics.get("success").and_then(Value::as_f64).is_some_and(|success| success > 0.0)
+        self.metrics
+            .get("success")
+            .and_then(Value::as_f64)
+            .is_some_and(|success| success > 0.0)
     }
 }

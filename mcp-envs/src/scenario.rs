@@ -29,15 +29,21 @@ pub struct Scenario {
 
 /// Reads a JSON lines file of scenarios. Blank lines are skipped; a bad line is named by file, line and problem.
 pub fn load_scenarios(path: &Path) -> Result<Vec<Scenario>, EnvironmentError> {
-    let text = fs::read_to_string(path)
-        .map_err(|source| EnvironmentError::ReadScenarios { path: path.to_owned(), source })?;
+    let text = fs::read_to_string(path).map_err(|source| EnvironmentError::ReadScenarios {
+        path: path.to_owned(),
+        source,
+    })?;
     let mut scenarios: Vec<Scenario> = Vec::new();
     let mut line_of_id: HashMap<String, usize> = HashMap::new();
     for (index, line) in text.lines().enumerate() {
         if line.trim().is_empty() {
             continue;
         }
-        let bad = |problem: String| EnvironmentError::BadScenario { path: path.to_owned(), line: index + 1, problem };
+        let bad = |problem: String| EnvironmentError::BadScenario {
+            path: path.to_owned(),
+            line: index + 1,
+            problem,
+        };
         let scenario = parse(line).map_err(bad)?;
         if let Some(first) = line_of_id.insert(scenario.id.clone(), index + 1) {
             return Err(bad(format!("id `{}` was used on line {first} already", scenario.id)));
@@ -58,12 +64,19 @@ pub fn save_scenarios(path: &Path, scenarios: &[Scenario]) -> Result<(), Environ
         text.push_str(&serde_json::to_string(scenario).unwrap_or_default());
         text.push('\n');
     }
-    fs::write(path, text).map_err(|source| EnvironmentError::WriteScenarios { path: path.to_owned(), source })
+    fs::write(path, text).map_err(|source| EnvironmentError::WriteScenarios {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 fn parse(line: &str) -> Result<Scenario, String> {
     let scenario: Scenario = serde_json::from_str(line).map_err(|error| error.to_string())?;
-    for (name, value) in [("id", &scenario.id), ("kind", &scenario.kind), ("prompt", &scenario.prompt)] {
+    for (name, value) in [
+        ("id", &scenario.id),
+        ("kind", &scenario.kind),
+        ("prompt", &scenario.prompt),
+    ] {
         if value.trim().is_empty() {
             return Err(format!("`{name}` is empty"));
         }
@@ -97,13 +110,25 @@ mod tests {
     fn a_bad_line_is_named() {
         for (second, expected) in [
             ("{", "EOF"),
-            (r#"{"id":"b","kind":"k","prompt":"p","split":"test"}"#, "unknown variant `test`"),
-            (r#"{"id":"b","kind":"k","prompt":" ","split":"train"}"#, "`prompt` is empty"),
-            (r#"{"id":"b","kind":"k","prompt":"p","split":"train","extra":1}"#, "unknown field `extra`"),
+            (
+                r#"{"id":"b","kind":"k","prompt":"p","split":"test"}"#,
+                "unknown variant `test`",
+            ),
+            (
+                r#"{"id":"b","kind":"k","prompt":" ","split":"train"}"#,
+                "`prompt` is empty",
+            ),
+            (
+                r#"{"id":"b","kind":"k","prompt":"p","split":"train","extra":1}"#,
+                "unknown field `extra`",
+            ),
             (GOOD, "id `a` was used on line 1 already"),
         ] {
             let message = load(&format!("{GOOD}\n{second}\n")).unwrap_err().to_string();
-            assert!(message.contains("scenarios.jsonl:2: ") && message.contains(expected), "{message}");
+            assert!(
+                message.contains("scenarios.jsonl:2: ") && message.contains(expected),
+                "{message}"
+            );
         }
     }
 

@@ -17,7 +17,9 @@ pub const MCP_PATH: &str = "/mcp";
 
 /// Serves one client on stdin and stdout, until it hangs up or `shutdown`.
 pub async fn serve_stdio<S: ServerHandler>(handler: S, shutdown: CancellationToken) -> Result<(), EnvironmentError> {
-    let ended = |error: &dyn std::fmt::Display| EnvironmentError::McpSession { problem: error.to_string() };
+    let ended = |error: &dyn std::fmt::Display| EnvironmentError::McpSession {
+        problem: error.to_string(),
+    };
     let session = match handler.serve_with_ct(rmcp::transport::stdio(), shutdown).await {
         Ok(session) => session,
         // A client that goes away before it says hello wanted nothing.
@@ -43,8 +45,7 @@ where
     let mut config = StreamableHttpServerConfig::default().enforce_origin_validation();
     config.cancellation_token = shutdown.child_token();
     config.allowed_hosts.extend(allowed_hosts.iter().cloned());
-    let service =
-        StreamableHttpService::new(move || Ok(factory()), Arc::new(LocalSessionManager::default()), config);
+    let service = StreamableHttpService::new(move || Ok(factory()), Arc::new(LocalSessionManager::default()), config);
     axum::serve(listener, Router::new().nest_service(MCP_PATH, service))
         .with_graceful_shutdown(shutdown.cancelled_owned())
         .await

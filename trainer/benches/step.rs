@@ -15,7 +15,10 @@ struct Tokens(u64);
 
 impl Tokens {
     fn next(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (self.0 >> 33) % below
     }
 
@@ -55,27 +58,49 @@ fn groups(count: usize) -> Vec<TrajectoryGroup> {
                     trajectories: vec![trajectory],
                 }
             });
-            TrajectoryGroup { group_id: GroupId::new(), scenario_id: None, episodes: episodes.collect(), n_failed: 0 }
+            TrajectoryGroup {
+                group_id: GroupId::new(),
+                scenario_id: None,
+                episodes: episodes.collect(),
+                n_failed: 0,
+            }
         })
         .collect()
 }
 
-fn peak_memory() -> String {
+/// Peak and present resident memory, as the kernel words it.
+fn memory() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or("peak unknown").to_owned()
+    let lines: Vec<String> = status
+        .lines()
+        .filter(|line| line.starts_with("VmHWM") || line.starts_with("VmRSS"))
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    lines.join(", ")
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with("--"))
+        .collect();
     let Some(model) = arguments.first() else {
         eprintln!("give the path of a model: a Hugging Face folder or a GGUF file");
         return Ok(());
     };
-    let number = |index: usize, default: usize| arguments.get(index).and_then(|text| text.parse().ok()).unwrap_or(default);
+    let number = |index: usize, default: usize| {
+        arguments
+            .get(index)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(default)
+    };
     let model = Model::load(Path::new(model), &LoadOptions::default())?;
-    let raw = RawTrainerConfig { micro_batch_tokens: number(2, 1536), ..RawTrainerConfig::default() };
+    let raw = RawTrainerConfig {
+        micro_batch_tokens: number(2, 1024),
+        ..RawTrainerConfig::default()
+    };
     let mut trainer = Trainer::new(model, TrainerConfig::try_from(raw)?, 1)?;
-    eprintln!("loaded: {}", peak_memory());
+    eprintln!("loaded: {}", memory());
     let groups = groups(number(1, 4));
     for _ in 0..2 {
         let report = trainer.grpo_step(&groups, PolicyVersion(0))?;
@@ -88,7 +113,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             report.tokens_distinct as f64 / report.seconds,
             report.tokens_total as f64 / report.seconds,
             report.loss,
-            peak_memory(),
+            memory(),
         );
     }
     Ok(())

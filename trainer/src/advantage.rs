@@ -11,7 +11,9 @@ const STANDARD_DEVIATION_FLOOR: f64 = 1e-6;
 
 /// Whether all rewards are equal, so that no episode is better than another and the group holds no gradient.
 pub fn is_zero_variance(rewards: &[f64]) -> bool {
-    rewards.first().is_none_or(|first| rewards.iter().all(|reward| (reward - first).abs() <= EQUAL_REWARDS))
+    rewards
+        .first()
+        .is_none_or(|first| rewards.iter().all(|reward| (reward - first).abs() <= EQUAL_REWARDS))
 }
 
 /// The advantage of each episode of one group, in the order of `rewards`; `None` for a zero-variance group.
@@ -22,7 +24,11 @@ pub fn group_advantages(rewards: &[f64], scale_rewards: bool) -> Option<Vec<f64>
     let count = rewards.len() as f64;
     let mean = rewards.iter().sum::<f64>() / count;
     let variance = rewards.iter().map(|reward| (reward - mean).powi(2)).sum::<f64>() / count;
-    let scale = if scale_rewards { variance.sqrt() + STANDARD_DEVIATION_FLOOR } else { 1.0 };
+    let scale = if scale_rewards {
+        variance.sqrt() + STANDARD_DEVIATION_FLOOR
+    } else {
+        1.0
+    };
     Some(rewards.iter().map(|reward| (reward - mean) / scale).collect())
 }
 

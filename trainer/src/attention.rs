@@ -53,15 +53,24 @@ impl PieceLayout {
     pub(crate) fn new(forest: &Forest, segments: &[usize], device: Device, kind: Kind) -> Self {
         let mut by_parent: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
         for &segment in segments {
-            by_parent.entry(forest.segments()[segment].parent).or_default().push(segment);
+            by_parent
+                .entry(forest.segments()[segment].parent)
+                .or_default()
+                .push(segment);
         }
-        let mut layout =
-            Self { segments: Vec::new(), n_tokens: Vec::new(), calls: Vec::new(), first_row: HashMap::new() };
+        let mut layout = Self {
+            segments: Vec::new(),
+            n_tokens: Vec::new(),
+            calls: Vec::new(),
+            first_row: HashMap::new(),
+        };
         let mut row = 0;
         for (_, siblings) in by_parent {
             for group in share_calls(forest, &siblings) {
-                let lengths: Vec<i64> =
-                    group.iter().map(|&segment| forest.segments()[segment].n_tokens() as i64).collect();
+                let lengths: Vec<i64> = group
+                    .iter()
+                    .map(|&segment| forest.segments()[segment].n_tokens() as i64)
+                    .collect();
                 let n_tokens = lengths.iter().sum();
                 let path_tokens = forest.segments()[group[0]].start as i64;
                 layout.calls.push(AttentionCall {
@@ -94,7 +103,10 @@ impl PieceLayout {
             token_ids.extend(segment.token_ids.iter().map(|&id| i64::from(id)));
             positions.extend((0..segment.n_tokens()).map(|offset| (segment.start + offset) as i64));
         }
-        (Tensor::from_slice(&token_ids).to_device(device), Tensor::from_slice(&positions).to_device(device))
+        (
+            Tensor::from_slice(&token_ids).to_device(device),
+            Tensor::from_slice(&positions).to_device(device),
+        )
     }
 }
 
@@ -129,7 +141,9 @@ fn mask(path_tokens: i64, lengths: &[i64], device: Device, kind: Kind) -> Tensor
     let mut first = 0;
     for &length in lengths {
         let causal = Tensor::full([length, length], f64::NEG_INFINITY, (kind, device)).triu(1);
-        mask.narrow(0, first, length).narrow(1, path_tokens + first, length).copy_(&causal);
+        mask.narrow(0, first, length)
+            .narrow(1, path_tokens + first, length)
+            .copy_(&causal);
         first += length;
     }
     mask
@@ -148,7 +162,12 @@ pub(crate) struct ForestAttention<'a> {
 impl<'a> ForestAttention<'a> {
     pub(crate) fn new(layout: &'a PieceLayout, above: &'a Leaves, keep: &'a [usize]) -> Self {
         let kept = keep.iter().map(|&segment| (segment, Vec::new())).collect();
-        Self { layout, above, keep, kept }
+        Self {
+            layout,
+            above,
+            keep,
+            kept,
+        }
     }
 
     /// Keys and values of the segments to keep, with their graph.
@@ -163,11 +182,19 @@ impl Attention for ForestAttention<'_> {
         let heads_per_kv = q.size()[1] / n_kv_heads;
         let keys = k.split_with_sizes(&self.layout.n_tokens[..], 0);
         let values = v.split_with_sizes(&self.layout.n_tokens[..], 0);
-        let place: HashMap<usize, usize> =
-            self.layout.segments.iter().enumerate().map(|(place, &segment)| (segment, place)).collect();
+        let place: HashMap<usize, usize> = self
+            .layout
+            .segments
+            .iter()
+            .enumerate()
+            .map(|(place, &segment)| (segment, place))
+            .collect();
         for segment in self.keep {
             if let (Some(&place), Some(kept)) = (place.get(segment), self.kept.get_mut(segment)) {
-                kept.push(KeyValue { key: keys[place].shallow_clone(), value: values[place].shallow_clone() });
+                kept.push(KeyValue {
+                    key: keys[place].shallow_clone(),
+                    value: values[place].shallow_clone(),
+                });
             }
         }
         let calls: Vec<i64> = self.layout.calls.iter().map(|call| call.n_tokens).collect();
@@ -193,11 +220,20 @@ impl Attention for ForestAttention<'_> {
             // The kernel wants as many key heads as query heads: the key heads are its batch, and the query heads that
             // share one are its heads, which see it through a stride of 0.
             let spread = |parts: &[&Tensor]| {
-                let whole = if let [part] = parts { part.shallow_clone() } else { Tensor::cat(parts, 0) };
+                let whole = if let [part] = parts {
+                    part.shallow_clone()
+                } else {
+                    Tensor::cat(parts, 0)
+                };
                 let n_keys = whole.size()[0];
-                whole.permute([1, 0, 2]).unsqueeze(1).expand([n_kv_heads, heads_per_kv, n_keys, head_dim], false)
+                whole
+                    .permute([1, 0, 2])
+                    .unsqueeze(1)
+                    .expand([n_kv_heads, heads_per_kv, n_keys, head_dim], false)
             };
-            let query = query.view([call.n_tokens, n_kv_heads, heads_per_kv, head_dim]).permute([1, 2, 0, 3]);
+            let query = query
+                .view([call.n_tokens, n_kv_heads, heads_per_kv, head_dim])
+                .permute([1, 2, 0, 3]);
             let output = Tensor::scaled_dot_product_attention(
                 &query,
                 &spread(&call_keys),
@@ -208,8 +244,16 @@ impl Attention for ForestAttention<'_> {
                 None,
                 false,
             );
-            outputs.push(output.permute([2, 0, 1, 3]).reshape([call.n_tokens, n_kv_heads * heads_per_kv * head_dim]));
+            outputs.push(
+                output
+                    .permute([2, 0, 1, 3])
+                    .reshape([call.n_tokens, n_kv_heads * heads_per_kv * head_dim]),
+            );
         }
-        if outputs.len() == 1 { outputs.remove(0) } else { Tensor::cat(&outputs, 0) }
+        if outputs.len() == 1 {
+            outputs.remove(0)
+        } else {
+            Tensor::cat(&outputs, 0)
+        }
     }
 }

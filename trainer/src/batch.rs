@@ -73,7 +73,10 @@ impl<'a> Selection<'a> {
             if advantages[index] == 0.0 {
                 count(&mut self.trajectories_left_out, LeftOut::ZeroAdvantage);
             } else {
-                trained.push(Weighted { trajectory, advantage: advantages[index] });
+                trained.push(Weighted {
+                    trajectory,
+                    advantage: advantages[index],
+                });
             }
         }
         if trained.is_empty() {
@@ -89,7 +92,10 @@ impl<'a> Selection<'a> {
         let mut trained = Vec::new();
         for trajectory in trajectories {
             match check(trajectory, max_tokens, false) {
-                Ok(()) => trained.push(Weighted { trajectory, advantage: 1.0 }),
+                Ok(()) => trained.push(Weighted {
+                    trajectory,
+                    advantage: 1.0,
+                }),
                 Err(reason) => count(&mut selection.trajectories_left_out, reason),
             }
         }
@@ -102,7 +108,13 @@ impl<'a> Selection<'a> {
 
 /// Positions of the tokens that the loss is about. The first token of a trajectory has nothing to be predicted from.
 fn sampled_positions(trajectory: &Trajectory) -> impl Iterator<Item = usize> {
-    trajectory.sampled_mask.iter().enumerate().skip(1).filter(|(_, sampled)| **sampled).map(|(position, _)| position)
+    trajectory
+        .sampled_mask
+        .iter()
+        .enumerate()
+        .skip(1)
+        .filter(|(_, sampled)| **sampled)
+        .map(|(position, _)| position)
 }
 
 fn check(trajectory: &Trajectory, max_tokens: usize, with_behaviour: bool) -> Result<(), LeftOut> {
@@ -151,11 +163,14 @@ impl MiniBatch {
         current: Option<PolicyVersion>,
     ) -> Self {
         let trajectories: Vec<Weighted> = trajectories.into_iter().collect();
-        let n_sampled: Vec<usize> =
-            trajectories.iter().map(|weighted| sampled_positions(weighted.trajectory).count()).collect();
+        let n_sampled: Vec<usize> = trajectories
+            .iter()
+            .map(|weighted| sampled_positions(weighted.trajectory).count())
+            .collect();
         let weights = aggregation.token_weights(&n_sampled);
         let mut batch = Self::default();
-        for (sequence, (Weighted { trajectory, advantage }, weight)) in trajectories.into_iter().zip(weights).enumerate()
+        for (sequence, (Weighted { trajectory, advantage }, weight)) in
+            trajectories.into_iter().zip(weights).enumerate()
         {
             let mut last = 0;
             for position in sampled_positions(trajectory) {

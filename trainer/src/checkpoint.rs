@@ -84,11 +84,13 @@ impl Trainer {
     pub fn save_checkpoint(&self, directory: &Path, extra: &Value) -> Result<(), TrainError> {
         let incomplete = prepare(directory)?;
         let adapter = incomplete.join(ADAPTER_FOLDER);
-        self.adapter.save(&adapter, &self.config.base_model).map_err(|source| TrainError::Adapter {
-            action: "save",
-            path: adapter.clone(),
-            source: Box::new(source),
-        })?;
+        self.adapter
+            .save(&adapter, &self.config.base_model)
+            .map_err(|source| TrainError::Adapter {
+                action: "save",
+                path: adapter.clone(),
+                source: Box::new(source),
+            })?;
         let moments: Vec<(String, Tensor)> = self
             .optimizer
             .state()
@@ -131,7 +133,11 @@ impl Trainer {
     /// difference.
     pub fn load_checkpoint(&mut self, directory: &Path) -> Result<Value, TrainError> {
         let previous = beside(directory, PREVIOUS);
-        let directory = if !exists(directory)? && exists(&previous)? { previous.as_path() } else { directory };
+        let directory = if !exists(directory)? && exists(&previous)? {
+            previous.as_path()
+        } else {
+            directory
+        };
         let path = directory.join(STATE_FILE);
         let json = fs::read(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => TrainError::NotACheckpoint {
@@ -140,10 +146,16 @@ impl Trainer {
             },
             _ => TrainError::io("read", &path)(error),
         })?;
-        let damaged = |path: &Path, reason: String| TrainError::DamagedCheckpoint { path: path.to_owned(), reason };
+        let damaged = |path: &Path, reason: String| TrainError::DamagedCheckpoint {
+            path: path.to_owned(),
+            reason,
+        };
         let state: State = serde_json::from_slice(&json).map_err(|error| damaged(&path, error.to_string()))?;
         if state.format != FORMAT {
-            return Err(damaged(&path, format!("its format is {:?} instead of {FORMAT:?}", state.format)));
+            return Err(damaged(
+                &path,
+                format!("its format is {:?} instead of {FORMAT:?}", state.format),
+            ));
         }
         let here = Identity::new(self.model.config(), &self.config.lora);
         if here != state.identity {
@@ -160,12 +172,20 @@ impl Trainer {
             }
         }
         let folder = directory.join(ADAPTER_FOLDER);
-        let mut adapter = LoraAdapter::load(&folder, self.model.config(), self.model.device())
-            .map_err(|source| TrainError::Adapter { action: "load", path: folder, source: Box::new(source) })?;
+        let mut adapter = LoraAdapter::load(&folder, self.model.config(), self.model.device()).map_err(|source| {
+            TrainError::Adapter {
+                action: "load",
+                path: folder,
+                source: Box::new(source),
+            }
+        })?;
         adapter.set_requires_grad(true);
         let path = directory.join(OPTIMIZER_FILE);
         let moments = Tensor::read_safetensors(&path).map_err(|error| damaged(&path, error.to_string()))?;
-        let moments = moments.into_iter().map(|(name, tensor)| (name, tensor.to_kind(Kind::Float))).collect();
+        let moments = moments
+            .into_iter()
+            .map(|(name, tensor)| (name, tensor.to_kind(Kind::Float)))
+            .collect();
         let mut optimizer = AdamW::new(self.config.adam);
         optimizer
             .restore(state.optimizer_updates, moments, &adapter.parameters())
@@ -197,11 +217,18 @@ fn lengths(directory: &Path, prefix: &str, files: &mut BTreeMap<String, u64>) ->
 /// The fields that differ.
 fn difference(here: &impl Serialize, there: &impl Serialize) -> String {
     let (here, there) = (to_json(here), to_json(there));
-    let Some(fields) = here.as_object() else { return String::new() };
+    let Some(fields) = here.as_object() else {
+        return String::new();
+    };
     let differing: Vec<String> = fields
         .iter()
         .filter(|(name, value)| there.get(name.as_str()) != Some(*value))
-        .map(|(name, value)| format!("{name} is {value} here and {} there", there.get(name.as_str()).unwrap_or(&Value::Null)))
+        .map(|(name, value)| {
+            format!(
+                "{name} is {value} here and {} there",
+                there.get(name.as_str()).unwrap_or(&Value::Null)
+            )
+        })
         .collect();
     differing.join(", ")
 }
@@ -221,7 +248,11 @@ pub(crate) fn adapter_difference(here: &LoraConfig, there: &LoraConfig) -> Optio
     let form = |config: &LoraConfig| {
         let mut target_modules = config.target_modules.clone();
         target_modules.sort_unstable();
-        Form { rank: config.rank, alpha: config.alpha, target_modules }
+        Form {
+            rank: config.rank,
+            alpha: config.alpha,
+            target_modules,
+        }
     };
     let (here, there) = (form(here), form(there));
     (here != there).then(|| difference(&here, &there))

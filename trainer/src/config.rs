@@ -70,7 +70,8 @@ pub struct RawTrainerConfig {
     pub updates_per_batch: usize,
     /// How often a step goes through its groups.
     pub epochs_per_batch: usize,
-    /// Distinct tokens that run forward and backward together: bounds memory (about 1.5 MB a token at 135M parameters).
+    /// Distinct tokens that run forward and backward together: bounds memory (about 1.5 MB a token at 135M parameters, on
+    /// top of the same for the prefix that all trajectories share).
     pub micro_batch_tokens: usize,
     /// Positions whose logits are held at once.
     pub logits_chunk: usize,
@@ -99,7 +100,7 @@ impl Default for RawTrainerConfig {
             scale_rewards: true,
             updates_per_batch: 1,
             epochs_per_batch: 1,
-            micro_batch_tokens: 1536,
+            micro_batch_tokens: 1024,
             logits_chunk: 128,
             max_trajectory_tokens: 32_768,
         }
@@ -142,7 +143,12 @@ impl TryFrom<RawTrainerConfig> for TrainerConfig {
             "it must be 0 or more",
         )?;
         positive("max_grad_norm", raw.max_grad_norm)?;
-        require("clip_low", raw.clip_low, (0.0..=1.0).contains(&raw.clip_low), "it must lie between 0 and 1")?;
+        require(
+            "clip_low",
+            raw.clip_low,
+            (0.0..=1.0).contains(&raw.clip_low),
+            "it must lie between 0 and 1",
+        )?;
         require(
             "clip_high",
             raw.clip_high,
@@ -155,9 +161,15 @@ impl TryFrom<RawTrainerConfig> for TrainerConfig {
         at_least_one("micro_batch_tokens", raw.micro_batch_tokens)?;
         at_least_one("logits_chunk", raw.logits_chunk)?;
         at_least_one("max_trajectory_tokens", raw.max_trajectory_tokens)?;
-        let RawTrainerConfig { clip_low, clip_high, .. } = raw;
+        let RawTrainerConfig {
+            clip_low, clip_high, ..
+        } = raw;
         Ok(Self {
-            lora: LoraConfig { rank: raw.rank, alpha: raw.alpha, ..LoraConfig::default() },
+            lora: LoraConfig {
+                rank: raw.rank,
+                alpha: raw.alpha,
+                ..LoraConfig::default()
+            },
             base_model: raw.base_model,
             learning_rate: raw.learning_rate,
             warmup_steps: raw.warmup_steps,
@@ -193,15 +205,33 @@ fn require(
     valid: bool,
     expected: &'static str,
 ) -> Result<(), TrainError> {
-    if valid { Ok(()) } else { Err(TrainError::Config { field, value: value.to_string(), expected }) }
+    if valid {
+        Ok(())
+    } else {
+        Err(TrainError::Config {
+            field,
+            value: value.to_string(),
+            expected,
+        })
+    }
 }
 
 fn positive(field: &'static str, value: f64) -> Result<(), TrainError> {
-    require(field, value, value > 0.0 && value.is_finite(), "it must be a positive number")
+    require(
+        field,
+        value,
+        value > 0.0 && value.is_finite(),
+        "it must be a positive number",
+    )
 }
 
 fn share(field: &'static str, value: f64) -> Result<(), TrainError> {
-    require(field, value, (0.0..1.0).contains(&value), "it must be at least 0 and below 1")
+    require(
+        field,
+        value,
+        (0.0..1.0).contains(&value),
+        "it must be at least 0 and below 1",
+    )
 }
 
 fn at_least_one(field: &'static str, value: usize) -> Result<(), TrainError> {
@@ -219,22 +249,33 @@ mod tests {
             assert_eq!(TrainerConfig::try_from(raw).unwrap_err().to_string(), message);
         };
         check(
-            RawTrainerConfig { rank: 0, ..Default::default() },
+            RawTrainerConfig {
+                rank: 0,
+                ..Default::default()
+            },
             "trainer.rank is 0; it must be at least 1",
         );
         check(
-            RawTrainerConfig { beta2: 1.0, ..Default::default() },
+            RawTrainerConfig {
+                beta2: 1.0,
+                ..Default::default()
+            },
             "trainer.beta2 is 1; it must be at least 0 and below 1",
         );
         check(
-            RawTrainerConfig { learning_rate: f64::NAN, ..Default::default() },
+            RawTrainerConfig {
+                learning_rate: f64::NAN,
+                ..Default::default()
+            },
             "trainer.learning_rate is NaN; it must be a positive number",
         );
     }
 
     #[test]
     fn unknown_keys_are_refused() {
-        let error = serde_json::from_str::<RawTrainerConfig>(r#"{"lerning_rate": 1}"#).unwrap_err().to_string();
+        let error = serde_json::from_str::<RawTrainerConfig>(r#"{"lerning_rate": 1}"#)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("lerning_rate"), "{error}");
     }
 }

@@ -13,14 +13,20 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
 
 /// Flushes a file or a directory's entries to the disk.
 pub(crate) fn flush(path: &Path) -> Result<(), TrainError> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(TrainError::io("flush", path))
+    File::open(path)
+        .and_then(|file| file.sync_all())
+        .map_err(TrainError::io("flush", path))
 }
 
 /// Flushes everything below a directory, and then itself.
 pub(crate) fn flush_tree(directory: &Path) -> Result<(), TrainError> {
     for entry in fs::read_dir(directory).map_err(TrainError::io("read", directory))? {
         let path = entry.map_err(TrainError::io("read", directory))?.path();
-        if path.is_dir() { flush_tree(&path)? } else { flush(&path)? }
+        if path.is_dir() {
+            flush_tree(&path)?
+        } else {
+            flush(&path)?
+        }
     }
     flush(directory)
 }

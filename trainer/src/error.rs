@@ -59,7 +59,9 @@ pub enum TrainError {
         difference: String,
     },
     /// A token id that the model doesn't know.
-    #[error("token id {token_id} is outside the model's vocabulary of {vocab_size}; was the trajectory recorded from another model?")]
+    #[error(
+        "token id {token_id} is outside the model's vocabulary of {vocab_size}; was the trajectory recorded from another model?"
+    )]
     TokenOutOfRange {
         /// The id.
         token_id: u32,

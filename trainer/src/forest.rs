@@ -42,13 +42,21 @@ impl Forest {
         // Sorted, the sequences of a subtree are neighbours, and what all of them share is what the outer two share.
         let mut order: Vec<usize> = (0..sequences.len()).collect();
         order.sort_by(|&left, &right| sequences[left].cmp(sequences[right]));
-        let mut forest = Self { segments: Vec::new(), paths: vec![Vec::new(); sequences.len()] };
+        let mut forest = Self {
+            segments: Vec::new(),
+            paths: vec![Vec::new(); sequences.len()],
+        };
         let mut open: Vec<(Range<usize>, usize, Option<usize>)> = vec![(0..order.len(), 0, None)];
         while let Some((range, depth, parent)) = open.pop() {
             for run in runs_of_equal_token(&sequences, &order, range, depth) {
                 let first = sequences[order[run.start]];
                 let last = sequences[order[run.end - 1]];
-                let end = depth + first[depth..].iter().zip(&last[depth..]).take_while(|(left, right)| left == right).count();
+                let end = depth
+                    + first[depth..]
+                        .iter()
+                        .zip(&last[depth..])
+                        .take_while(|(left, right)| left == right)
+                        .count();
                 let index = forest.segments.len();
                 forest.segments.push(Segment {
                     parent,
@@ -116,7 +124,9 @@ fn runs_of_equal_token(sequences: &[&[u32]], order: &[usize], range: Range<usize
     let mut runs: Vec<Range<usize>> = Vec::new();
     let mut previous = None;
     for place in range {
-        let Some(&token) = sequences[order[place]].get(depth) else { continue };
+        let Some(&token) = sequences[order[place]].get(depth) else {
+            continue;
+        };
         match runs.last_mut() {
             Some(run) if previous == Some(token) => run.end = place + 1,
             _ => runs.push(place..place + 1),
@@ -140,9 +150,15 @@ mod tests {
         assert_eq!(forest.n_tokens(), 6);
         assert_eq!(forest.segments().len(), 4);
         assert_eq!(forest.locate(0, 3), forest.locate(4, 3));
-        assert_eq!(forest.locate(1, 2).map(|(segment, _)| forest.ancestors(segment).len()), Some(1));
+        assert_eq!(
+            forest.locate(1, 2).map(|(segment, _)| forest.ancestors(segment).len()),
+            Some(1)
+        );
         assert_eq!(forest.locate(2, 2), None);
-        assert_eq!(forest.locate(3, 0).map(|(segment, _)| forest.ancestors(segment)), Some(vec![]));
+        assert_eq!(
+            forest.locate(3, 0).map(|(segment, _)| forest.ancestors(segment)),
+            Some(vec![])
+        );
         assert_eq!(forest.subtree_tokens().iter().max(), Some(&5));
     }
 

@@ -56,7 +56,11 @@ pub(crate) fn head(
     rows.dedup();
     let row_index = Tensor::from_slice(&rows).to_device(hidden.device());
     let selected = hidden.detach().index_select(0, &row_index);
-    let mut output = HeadOutput { loss: 0.0, outcomes: Vec::with_capacity(placed.len()), gradient: None };
+    let mut output = HeadOutput {
+        loss: 0.0,
+        outcomes: Vec::with_capacity(placed.len()),
+        gradient: None,
+    };
     let mut gradients = Vec::new();
     let mut rest = placed;
     for start in (0..rows.len() as i64).step_by(usize::try_from(chunk.max(1)).unwrap_or(usize::MAX)) {
@@ -66,7 +70,10 @@ pub(crate) fn head(
         let (here, later) = rest.split_at(rest.partition_point(|placed| placed.row <= last_row));
         rest = later;
         // Its own memory: a leaf, whatever graph `hidden` hangs on.
-        let leaf = selected.narrow(0, start, n_rows).copy().set_requires_grad(with_gradient);
+        let leaf = selected
+            .narrow(0, start, n_rows)
+            .copy()
+            .set_requires_grad(with_gradient);
         let outputs = chunk_loss(model, &leaf, chunk_rows, here, terms, kind)?;
         output.loss += outputs.loss.loss.double_value(&[]);
         output.outcomes.extend(outputs.outcomes);
@@ -99,17 +106,23 @@ fn chunk_loss(
     let vocab_size = logprobs.size()[1];
     let entropy = tch::no_grad(|| -(logprobs.exp() * &logprobs).sum_dim_intlist(-1, false, None::<Kind>));
     let entropy = Vec::<f64>::try_from(entropy.to_kind(Kind::Double))?;
-    let local: Vec<usize> =
-        placed.iter().map(|placed| rows.partition_point(|row| *row < placed.row)).collect();
+    let local: Vec<usize> = placed
+        .iter()
+        .map(|placed| rows.partition_point(|row| *row < placed.row))
+        .collect();
     let flat: Vec<i64> = placed
         .iter()
         .zip(&local)
         .map(|(placed, &row)| row as i64 * vocab_size + i64::from(terms[placed.term].token_id))
         .collect();
-    let policy_logprobs = logprobs.view([-1]).index_select(0, &Tensor::from_slice(&flat).to_device(device));
+    let policy_logprobs = logprobs
+        .view([-1])
+        .index_select(0, &Tensor::from_slice(&flat).to_device(device));
     let column = |value: fn(&LossTerm) -> f64| {
         let values: Vec<f64> = placed.iter().map(|placed| value(&terms[placed.term])).collect();
-        Tensor::from_slice(&values).to_kind(policy_logprobs.kind()).to_device(device)
+        Tensor::from_slice(&values)
+            .to_kind(policy_logprobs.kind())
+            .to_device(device)
     };
     let loss = kind.compute(&LossInputs {
         policy_logprobs: &policy_logprobs,
@@ -118,7 +131,11 @@ fn chunk_loss(
         weights: &column(|term| term.weight),
     });
     let numbers = |tensor: &Tensor| Vec::<f64>::try_from(tensor.detach().to_kind(Kind::Double));
-    let (policy, ratio, clipped) = (numbers(&policy_logprobs)?, numbers(&loss.ratio)?, numbers(&loss.clipped)?);
+    let (policy, ratio, clipped) = (
+        numbers(&policy_logprobs)?,
+        numbers(&loss.ratio)?,
+        numbers(&loss.clipped)?,
+    );
     let outcomes = (0..placed.len())
         .map(|index| TermOutcome {
             policy_logprob: policy[index],

@@ -82,7 +82,11 @@ fn grpo(inputs: &LossInputs, clip_low: f64, clip_high: f64) -> LossOutputs {
     let clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * inputs.advantages;
     let loss = -(unclipped.minimum(&clipped) * inputs.weights).sum(None);
     let in_force = clipped.detach().lt_tensor(&unclipped.detach()).to_kind(ratio.kind());
-    LossOutputs { loss, ratio: ratio.detach(), clipped: in_force }
+    LossOutputs {
+        loss,
+        ratio: ratio.detach(),
+        clipped: in_force,
+    }
 }
 
 fn cispo(inputs: &LossInputs, clip_low: f64, clip_high: f64) -> LossOutputs {
@@ -90,13 +94,21 @@ fn cispo(inputs: &LossInputs, clip_low: f64, clip_high: f64) -> LossOutputs {
     let clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high);
     let loss = -(&clipped * inputs.advantages * inputs.policy_logprobs * inputs.weights).sum(None);
     let in_force = clipped.ne_tensor(&ratio).to_kind(ratio.kind());
-    LossOutputs { loss, ratio, clipped: in_force }
+    LossOutputs {
+        loss,
+        ratio,
+        clipped: in_force,
+    }
 }
 
 fn sft(inputs: &LossInputs) -> LossOutputs {
     let ratio = log_ratio(inputs).detach().exp();
     let loss = -(inputs.advantages * inputs.policy_logprobs * inputs.weights).sum(None);
-    LossOutputs { loss, clipped: ratio.zeros_like(), ratio }
+    LossOutputs {
+        loss,
+        clipped: ratio.zeros_like(),
+        ratio,
+    }
 }
 
 /// How token losses are averaged over a mini-batch.

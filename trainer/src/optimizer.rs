@@ -39,7 +39,11 @@ const SECOND: &str = "second.";
 impl AdamW {
     /// An optimiser that has made no update.
     pub fn new(config: AdamWConfig) -> Self {
-        Self { config, updates: 0, moments: BTreeMap::new() }
+        Self {
+            config,
+            updates: 0,
+            moments: BTreeMap::new(),
+        }
     }
 
     /// Updates made so far.
@@ -50,7 +54,12 @@ impl AdamW {
     /// One update of `parameters` (leaf tensors) from their gradients. Parameters without a gradient stay as they are.
     pub fn update(&mut self, parameters: &mut [(String, Tensor)], learning_rate: f64) {
         self.updates += 1;
-        let AdamWConfig { beta1, beta2, epsilon, weight_decay } = self.config;
+        let AdamWConfig {
+            beta1,
+            beta2,
+            epsilon,
+            weight_decay,
+        } = self.config;
         let power = self.updates as f64;
         let step_size = learning_rate / (1.0 - beta1.powf(power));
         let second_correction = (1.0 - beta2.powf(power)).sqrt();
@@ -60,10 +69,10 @@ impl AdamW {
                 if !gradient.defined() {
                     continue;
                 }
-                let moments = self
-                    .moments
-                    .entry(name.clone())
-                    .or_insert_with(|| Moments { first: gradient.zeros_like(), second: gradient.zeros_like() });
+                let moments = self.moments.entry(name.clone()).or_insert_with(|| Moments {
+                    first: gradient.zeros_like(),
+                    second: gradient.zeros_like(),
+                });
                 let _ = moments.first.lerp_(&gradient, 1.0 - beta1);
                 let _ = moments.second.g_mul_scalar_(beta2);
                 let _ = moments.second.g_add_(&(&gradient * &gradient * (1.0 - beta2)));
@@ -108,10 +117,20 @@ impl AdamW {
                 _ => return Err(format!("half of the state of {name} is missing")),
             };
             if first.size() != parameter.size() || second.size() != parameter.size() {
-                return Err(format!("{name} has shape {:?}, its state {:?}", parameter.size(), first.size()));
+                return Err(format!(
+                    "{name} has shape {:?}, its state {:?}",
+                    parameter.size(),
+                    first.size()
+                ));
             }
             let device = parameter.device();
-            moments.insert(name.clone(), Moments { first: first.to_device(device), second: second.to_device(device) });
+            moments.insert(
+                name.clone(),
+                Moments {
+                    first: first.to_device(device),
+                    second: second.to_device(device),
+                },
+            );
         }
         if let Some(name) = state.keys().next() {
             return Err(format!("{name} belongs to no parameter"));
@@ -126,12 +145,18 @@ impl AdamW {
 /// norm that isn't finite and stay as they are.
 pub fn clip_gradient_norm(parameters: &[(String, Tensor)], max_norm: f64) -> f64 {
     tch::no_grad(|| {
-        let gradients: Vec<Tensor> =
-            parameters.iter().map(|(_, parameter)| parameter.grad()).filter(Tensor::defined).collect();
+        let gradients: Vec<Tensor> = parameters
+            .iter()
+            .map(|(_, parameter)| parameter.grad())
+            .filter(Tensor::defined)
+            .collect();
         if gradients.is_empty() {
             return 0.0;
         }
-        let squares: Vec<Tensor> = gradients.iter().map(|gradient| gradient.square().sum(Kind::Double)).collect();
+        let squares: Vec<Tensor> = gradients
+            .iter()
+            .map(|gradient| gradient.square().sum(Kind::Double))
+            .collect();
         let norm = Tensor::stack(&squares, 0).sum(Kind::Double).sqrt().double_value(&[]);
         if norm.is_finite() && norm > max_norm {
             for mut gradient in gradients {
@@ -151,14 +176,23 @@ pub fn zero_gradients(parameters: &mut [(String, Tensor)]) {
 
 /// Share of the full learning rate at `step` (from 1) of a linear warm-up over `warmup_steps`.
 pub fn warmup_factor(step: u64, warmup_steps: u64) -> f64 {
-    if step >= warmup_steps { 1.0 } else { step as f64 / warmup_steps as f64 }
+    if step >= warmup_steps {
+        1.0
+    } else {
+        step as f64 / warmup_steps as f64
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const CONFIG: AdamWConfig = AdamWConfig { beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay: 0.1 };
+    const CONFIG: AdamWConfig = AdamWConfig {
+        beta1: 0.9,
+        beta2: 0.99,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+    };
 
     fn parameter(values: &[f64]) -> Vec<(String, Tensor)> {
         vec![("w".to_owned(), Tensor::from_slice(values).set_requires_grad(true))]
@@ -166,7 +200,9 @@ mod tests {
 
     fn set_gradient(parameters: &mut [(String, Tensor)], scale: f64) {
         zero_gradients(parameters);
-        (&parameters[0].1 * &parameters[0].1 * scale).sum(Kind::Double).backward();
+        (&parameters[0].1 * &parameters[0].1 * scale)
+            .sum(Kind::Double)
+            .backward();
     }
 
     /// The textbook's formulas, a number at a time.
@@ -188,7 +224,10 @@ mod tests {
                 values[index] -= 0.01 * first_unbiased / (second_unbiased.sqrt() + 1e-8);
             }
             let got = Vec::<f64>::try_from(&parameters[0].1.detach()).unwrap();
-            assert!(got.iter().zip(values).all(|(got, want)| (got - want).abs() < 1e-12), "{got:?} {values:?}");
+            assert!(
+                got.iter().zip(values).all(|(got, want)| (got - want).abs() < 1e-12),
+                "{got:?} {values:?}"
+            );
         }
     }
 
@@ -200,7 +239,11 @@ mod tests {
         optimizer.update(&mut parameters, 0.01);
         let mut copies = parameter(&Vec::<f64>::try_from(&parameters[0].1.detach()).unwrap());
         let mut restored = AdamW::new(CONFIG);
-        let state = optimizer.state().into_iter().map(|(name, tensor)| (name, tensor.copy())).collect();
+        let state = optimizer
+            .state()
+            .into_iter()
+            .map(|(name, tensor)| (name, tensor.copy()))
+            .collect();
         restored.restore(optimizer.updates(), state, &copies).unwrap();
         for (parameters, optimizer) in [(&mut parameters, &mut optimizer), (&mut copies, &mut restored)] {
             set_gradient(parameters, 0.7);
@@ -208,7 +251,10 @@ mod tests {
         }
         assert_eq!(parameters[0].1, copies[0].1);
         let wrong = vec![("first.x".to_owned(), Tensor::from(0.0))];
-        assert_eq!(restored.restore(1, wrong, &copies).unwrap_err(), "first.x belongs to no parameter");
+        assert_eq!(
+            restored.restore(1, wrong, &copies).unwrap_err(),
+            "first.x belongs to no parameter"
+        );
     }
 
     #[test]

@@ -48,7 +48,13 @@ pub(crate) fn run(
 ) -> Result<PassOutput, TrainError> {
     let vocab_size = model.config().vocab_size as usize;
     let targets = batch.terms.iter().map(|term| &term.token_id);
-    if let Some(&token_id) = batch.sequences.iter().flatten().chain(targets).find(|&&id| id as usize >= vocab_size) {
+    if let Some(&token_id) = batch
+        .sequences
+        .iter()
+        .flatten()
+        .chain(targets)
+        .find(|&&id| id as usize >= vocab_size)
+    {
         return Err(TrainError::TokenOutOfRange { token_id, vocab_size });
     }
     let forest = Forest::new(&batch.sequences);
@@ -56,7 +62,11 @@ pub(crate) fn run(
     // Where the terms are predicted: they are looked up once, then taken by the piece that holds them.
     let mut placed = vec![Vec::new(); forest.segments().len()];
     for (index, term) in batch.terms.iter().enumerate() {
-        if let Some((segment, offset)) = term.position.checked_sub(1).and_then(|at| forest.locate(term.sequence, at)) {
+        if let Some((segment, offset)) = term
+            .position
+            .checked_sub(1)
+            .and_then(|at| forest.locate(term.sequence, at))
+        {
             placed[segment].push((offset, index));
         }
     }
@@ -116,8 +126,13 @@ impl Pass<'_> {
         // What the pieces below see of this one: leaves that collect the gradient of all of them.
         for (&segment, layers) in &kept {
             let leaf = |tensor: &Tensor| tensor.detach().set_requires_grad(self.settings.with_gradient);
-            let layers =
-                layers.iter().map(|layer| KeyValue { key: leaf(&layer.key), value: leaf(&layer.value) }).collect();
+            let layers = layers
+                .iter()
+                .map(|layer| KeyValue {
+                    key: leaf(&layer.key),
+                    value: leaf(&layer.value),
+                })
+                .collect();
             self.leaves.insert(segment, layers);
         }
         for &child in &piece.children {
@@ -135,7 +150,9 @@ impl Pass<'_> {
             add(&hidden.index_select(0, &rows), gradient);
         }
         for (segment, layers) in kept {
-            let Some(leaves) = self.leaves.remove(&segment) else { continue };
+            let Some(leaves) = self.leaves.remove(&segment) else {
+                continue;
+            };
             for (made, leaf) in layers.iter().zip(&leaves) {
                 add(&made.key, leaf.key.grad());
                 add(&made.value, leaf.value.grad());
@@ -160,16 +177,41 @@ impl Pass<'_> {
     ) -> Result<Option<(Tensor, Tensor)>, TrainError> {
         let mut placed: Vec<PlacedTerm> = segments
             .iter()
-            .flat_map(|&segment| self.placed[segment].iter().map(move |&(offset, term)| (segment, offset, term)))
-            .filter_map(|(segment, offset, term)| Some(PlacedTerm { row: layout.row(segment, offset)?, term }))
+            .flat_map(|&segment| {
+                self.placed[segment]
+                    .iter()
+                    .map(move |&(offset, term)| (segment, offset, term))
+            })
+            .filter_map(|(segment, offset, term)| {
+                Some(PlacedTerm {
+                    row: layout.row(segment, offset)?,
+                    term,
+                })
+            })
             .collect();
         if placed.is_empty() {
             return Ok(None);
         }
         placed.sort_by_key(|placed| (placed.row, placed.term));
-        let PassSettings { loss, logits_chunk, with_gradient, .. } = self.settings;
-        let HeadOutput { loss, outcomes, gradient } =
-            head(self.model, hidden, &placed, &self.batch.terms, loss, logits_chunk, with_gradient)?;
+        let PassSettings {
+            loss,
+            logits_chunk,
+            with_gradient,
+            ..
+        } = self.settings;
+        let HeadOutput {
+            loss,
+            outcomes,
+            gradient,
+        } = head(
+            self.model,
+            hidden,
+            &placed,
+            &self.batch.terms,
+            loss,
+            logits_chunk,
+            with_gradient,
+        )?;
         self.output.loss += loss;
         for (placed, outcome) in placed.iter().zip(outcomes) {
             self.output.outcomes[placed.term] = outcome;
@@ -186,7 +228,12 @@ impl Pass<'_> {
             let child = &self.pieces.pieces[child];
             below.extend(&child.children);
             for &segment in &child.segments {
-                keep.extend(self.forest.ancestors(segment).into_iter().filter(|ancestor| own.contains(ancestor)));
+                keep.extend(
+                    self.forest
+                        .ancestors(segment)
+                        .into_iter()
+                        .filter(|ancestor| own.contains(ancestor)),
+                );
             }
         }
         let mut keep: Vec<usize> = keep.into_iter().collect();

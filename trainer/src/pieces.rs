@@ -29,10 +29,20 @@ pub struct Pieces {
 impl Pieces {
     /// Cuts `forest`.
     pub fn new(forest: &Forest, budget: usize) -> Self {
-        let roots = (0..forest.segments().len()).filter(|&index| forest.segments()[index].parent.is_none()).collect();
-        let mut cutter = Cutter { forest, subtree_tokens: forest.subtree_tokens(), budget, pieces: Vec::new() };
+        let roots = (0..forest.segments().len())
+            .filter(|&index| forest.segments()[index].parent.is_none())
+            .collect();
+        let mut cutter = Cutter {
+            forest,
+            subtree_tokens: forest.subtree_tokens(),
+            budget,
+            pieces: Vec::new(),
+        };
         let roots = cutter.cut(roots);
-        Self { pieces: cutter.pieces, roots }
+        Self {
+            pieces: cutter.pieces,
+            roots,
+        }
     }
 }
 
@@ -46,8 +56,9 @@ struct Cutter<'a> {
 impl Cutter<'_> {
     /// Cuts the subtrees of `roots`, whose ancestors all lie in pieces above. Returns the new pieces at the top.
     fn cut(&mut self, roots: Vec<usize>) -> Vec<usize> {
-        let (light, heavy): (Vec<usize>, Vec<usize>) =
-            roots.into_iter().partition(|&root| self.subtree_tokens[root] <= self.budget);
+        let (light, heavy): (Vec<usize>, Vec<usize>) = roots
+            .into_iter()
+            .partition(|&root| self.subtree_tokens[root] <= self.budget);
         let mut tops = Vec::new();
         for bin in pack(&light, self.budget, |&root| self.subtree_tokens[root]) {
             let segments = bin.into_iter().flat_map(|root| self.subtree(root)).collect();
@@ -131,7 +142,13 @@ mod tests {
     fn a_common_trunk_is_one_piece_with_the_groups_below() {
         let trunk: Vec<u32> = (0..20).collect();
         let sequences: Vec<Vec<u32>> = (0..4)
-            .map(|branch| trunk.iter().copied().chain((0..10).map(|token| 100 + 10 * branch + token)).collect())
+            .map(|branch| {
+                trunk
+                    .iter()
+                    .copied()
+                    .chain((0..10).map(|token| 100 + 10 * branch + token))
+                    .collect()
+            })
             .collect();
         let pieces = Pieces::new(&Forest::new(&sequences), 25);
         assert_eq!(pieces.roots.len(), 1);

@@ -28,8 +28,10 @@ const SMOOTHING: usize = 5;
 /// # Errors
 /// The file can't be written.
 pub fn reward_svg(rows: &[PlotRow], path: &Path) -> Result<(), TrainError> {
-    let drawing = draw(rows)
-        .map_err(|error| TrainError::Plot { path: path.to_owned(), reason: error.to_string() })?;
+    let drawing = draw(rows).map_err(|error| TrainError::Plot {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    })?;
     std::fs::write(path, drawing).map_err(TrainError::io("write", path))
 }
 
@@ -37,9 +39,17 @@ fn draw(rows: &[PlotRow]) -> Result<String, Box<dyn std::error::Error>> {
     let mut drawing = String::new();
     {
         let reward: Vec<(f64, f64)> = rows.iter().map(|row| (row.step as f64, row.reward)).collect();
-        let success: Vec<(f64, f64)> =
-            rows.iter().filter_map(|row| Some((row.step as f64, row.success?))).collect();
-        let values = || reward.iter().chain(&success).map(|(_, value)| *value).filter(|value| value.is_finite());
+        let success: Vec<(f64, f64)> = rows
+            .iter()
+            .filter_map(|row| Some((row.step as f64, row.success?)))
+            .collect();
+        let values = || {
+            reward
+                .iter()
+                .chain(&success)
+                .map(|(_, value)| *value)
+                .filter(|value| value.is_finite())
+        };
         let (low, high) = (values().fold(0.0, f64::min), values().fold(1.0, f64::max));
         let first = rows.first().map_or(0.0, |row| row.step as f64);
         let last = rows.last().map_or(1.0, |row| row.step as f64).max(first + 1.0);
@@ -58,7 +68,10 @@ fn draw(rows: &[PlotRow]) -> Result<String, Box<dyn std::error::Error>> {
             .y_label_formatter(&|value| format!("{value:.1}"))
             .light_line_style(WHITE)
             .draw()?;
-        for (points, colour, name) in [(reward, REWARD_COLOUR, "mean reward"), (success, SUCCESS_COLOUR, "success")] {
+        for (points, colour, name) in [
+            (reward, REWARD_COLOUR, "mean reward"),
+            (success, SUCCESS_COLOUR, "success"),
+        ] {
             if points.is_empty() {
                 continue;
             }
@@ -85,7 +98,10 @@ fn moving_mean(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     (0..points.len())
         .map(|index| {
             let window = &points[(index + 1).saturating_sub(SMOOTHING)..=index];
-            (points[index].0, window.iter().map(|(_, value)| value).sum::<f64>() / window.len() as f64)
+            (
+                points[index].0,
+                window.iter().map(|(_, value)| value).sum::<f64>() / window.len() as f64,
+            )
         })
         .collect()
 }
@@ -99,19 +115,28 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("reward.svg");
         let rows: Vec<PlotRow> = (1..=20)
-            .map(|step| PlotRow { step, reward: step as f64 / 20.0, success: Some(0.5) })
+            .map(|step| PlotRow {
+                step,
+                reward: step as f64 / 20.0,
+                success: Some(0.5),
+            })
             .collect();
         reward_svg(&rows, &path).unwrap();
         let drawing = std::fs::read_to_string(&path).unwrap();
         assert!(drawing.starts_with("<svg") && drawing.trim_end().ends_with("</svg>"));
-        assert_eq!(drawing.matches("<polyline").count() >= 6, true, "four lines and two legends");
+        assert!(drawing.matches("<polyline").count() >= 6, "four lines and two legends");
         assert!(drawing.contains("mean reward") && drawing.contains("success"));
     }
 
     #[test]
     fn no_row_or_one_row_is_a_plot_too() {
         draw(&[]).unwrap();
-        let drawing = draw(&[PlotRow { step: 1, reward: -2.0, success: None }]).unwrap();
+        let drawing = draw(&[PlotRow {
+            step: 1,
+            reward: -2.0,
+            success: None,
+        }])
+        .unwrap();
         assert!(!drawing.contains(">\nsuccess\n<"));
     }
 }

@@ -26,11 +26,13 @@ pub fn publish_directory(
     fs::create_dir_all(adapters_folder).map_err(TrainError::io("create", adapters_folder))?;
     let target = adapters_folder.join(format!("policy@{}", version.0));
     let incomplete = prepare(&target)?;
-    adapter.save(&incomplete, base_model).map_err(|source| TrainError::Adapter {
-        action: "save",
-        path: incomplete.clone(),
-        source: Box::new(source),
-    })?;
+    adapter
+        .save(&incomplete, base_model)
+        .map_err(|source| TrainError::Adapter {
+            action: "save",
+            path: incomplete.clone(),
+            source: Box::new(source),
+        })?;
     flush_tree(&incomplete)?;
     if exists(&target)? {
         if same_content(&incomplete, &target)? {
@@ -57,7 +59,10 @@ fn same_content(left: &Path, right: &Path) -> Result<bool, TrainError> {
         for entry in fs::read_dir(directory).map_err(TrainError::io("read", directory))? {
             let entry = entry.map_err(TrainError::io("read", directory))?;
             let path = entry.path();
-            files.push((entry.file_name(), fs::read(&path).map_err(TrainError::io("read", &path))?));
+            files.push((
+                entry.file_name(),
+                fs::read(&path).map_err(TrainError::io("read", &path))?,
+            ));
         }
         files.sort();
         Ok(files)
@@ -77,7 +82,10 @@ mod tests {
     fn a_version_is_published_once_and_kept() {
         let folder = tempfile::tempdir().unwrap();
         let adapters = folder.path().join("adapters");
-        let lora = LoraConfig { rank: 2, ..LoraConfig::default() };
+        let lora = LoraConfig {
+            rank: 2,
+            ..LoraConfig::default()
+        };
         let adapter = |seed| LoraAdapter::new(&lora, &tiny_config(), seed, Device::Cpu);
         let publish = |seed| publish_directory(&adapter(seed), "base", &adapters, PolicyVersion(3)).unwrap();
         let names = || {
@@ -95,6 +103,9 @@ mod tests {
         assert_eq!(names(), ["policy@3", "policy@3.superseded-1"]);
         let read = |name: &str| LoraAdapter::load(&adapters.join(name), &tiny_config(), Device::Cpu).unwrap();
         assert_eq!(read("policy@3").parameters()[0].1, adapter(2).parameters()[0].1);
-        assert_eq!(read("policy@3.superseded-1").parameters()[0].1, adapter(1).parameters()[0].1);
+        assert_eq!(
+            read("policy@3.superseded-1").parameters()[0].1,
+            adapter(1).parameters()[0].1
+        );
     }
 }

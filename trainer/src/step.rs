@@ -45,7 +45,15 @@ impl Trainer {
         let mut adapter = LoraAdapter::new(&config.lora, model.config(), seed, model.device());
         adapter.set_requires_grad(true);
         let optimizer = AdamW::new(config.adam);
-        Ok(Self { model, config, adapter, optimizer, step: 0, grpo_steps: 0, seed })
+        Ok(Self {
+            model,
+            config,
+            adapter,
+            optimizer,
+            step: 0,
+            grpo_steps: 0,
+            seed,
+        })
     }
 
     /// The adapter in training.
@@ -63,13 +71,19 @@ impl Trainer {
     /// # Errors
     /// The directory is no PEFT adapter of this model, or has another form than the configuration says.
     pub fn load_adapter(&mut self, directory: &std::path::Path) -> Result<(), TrainError> {
-        let mut adapter =
-            LoraAdapter::load(directory, self.model.config(), self.model.device()).map_err(|source| {
-                TrainError::Adapter { action: "load", path: directory.to_owned(), source: Box::new(source) }
-            })?;
+        let mut adapter = LoraAdapter::load(directory, self.model.config(), self.model.device()).map_err(|source| {
+            TrainError::Adapter {
+                action: "load",
+                path: directory.to_owned(),
+                source: Box::new(source),
+            }
+        })?;
         let difference = crate::checkpoint::adapter_difference(&self.config.lora, adapter.config());
         if let Some(difference) = difference {
-            return Err(TrainError::OtherAdapter { path: directory.to_owned(), difference });
+            return Err(TrainError::OtherAdapter {
+                path: directory.to_owned(),
+                difference,
+            });
         }
         adapter.set_requires_grad(true);
         self.adapter = adapter;
@@ -87,11 +101,7 @@ impl Trainer {
     ///
     /// # Errors
     /// Token ids outside the vocabulary, or a failure of the tensor library.
-    pub fn sft_step(
-        &mut self,
-        demonstrations: &[Trajectory],
-        learning_rate: f64,
-    ) -> Result<StepReport, TrainError> {
+    pub fn sft_step(&mut self, demonstrations: &[Trajectory], learning_rate: f64) -> Result<StepReport, TrainError> {
         let selection = Selection::of_demonstrations(demonstrations, self.config.max_trajectory_tokens);
         let run = StepRun {
             loss: LossKind::Sft,
@@ -109,11 +119,7 @@ impl Trainer {
     ///
     /// # Errors
     /// Token ids outside the vocabulary, or a failure of the tensor library.
-    pub fn grpo_step(
-        &mut self,
-        groups: &[TrajectoryGroup],
-        current: PolicyVersion,
-    ) -> Result<StepReport, TrainError> {
+    pub fn grpo_step(&mut self, groups: &[TrajectoryGroup], current: PolicyVersion) -> Result<StepReport, TrainError> {
         self.grpo_steps += 1;
         let selection = Selection::of_groups(groups, self.config.scale_rewards, self.config.max_trajectory_tokens);
         let run = StepRun {
@@ -147,8 +153,10 @@ impl Trainer {
                 order.shuffle(&mut random);
             }
             for part in split(&order, run.mini_batches) {
-                let trajectories: Vec<Weighted> =
-                    part.iter().flat_map(|&group| selection.groups[group].iter().copied()).collect();
+                let trajectories: Vec<Weighted> = part
+                    .iter()
+                    .flat_map(|&group| selection.groups[group].iter().copied())
+                    .collect();
                 let batch = MiniBatch::new(trajectories, run.aggregation, run.current);
                 let output = self.update(&batch, &run, &mut report)?;
                 if report.updates + report.updates_non_finite == 1 {
@@ -170,7 +178,12 @@ impl Trainer {
     fn update(&mut self, batch: &MiniBatch, run: &StepRun, report: &mut StepReport) -> Result<PassOutput, TrainError> {
         let mut parameters = self.adapter.parameters();
         zero_gradients(&mut parameters);
-        let output = pass::run(&self.model, Some(&self.adapter), batch, self.pass_settings(run.loss, true))?;
+        let output = pass::run(
+            &self.model,
+            Some(&self.adapter),
+            batch,
+            self.pass_settings(run.loss, true),
+        )?;
         report.tokens_total += batch.n_tokens();
         report.tokens_distinct += output.tokens_distinct;
         let grad_norm = clip_gradient_norm(&parameters, self.config.max_grad_norm);
@@ -180,7 +193,12 @@ impl Trainer {
             report.loss += output.loss;
             report.grad_norm += grad_norm;
         } else {
-            tracing::warn!(step = self.step, loss = output.loss, grad_norm, "gradient is not finite, update dropped");
+            tracing::warn!(
+                step = self.step,
+                loss = output.loss,
+                grad_norm,
+                "gradient is not finite, update dropped"
+            );
             report.updates_non_finite += 1;
         }
         Ok(output)
@@ -212,8 +230,13 @@ impl Trainer {
             .collect();
         let mut scores: Vec<Vec<Option<f64>>> = sequences.iter().map(|ids| vec![None; ids.len()]).collect();
         // Single tokens have nothing to score; the others keep their place in `scores`.
-        let scored: Vec<usize> = (0..sequences.len()).filter(|&index| sequences[index].len() > 1).collect();
-        let weighted = scored.iter().map(|&index| Weighted { trajectory: &demonstrations[index], advantage: 1.0 });
+        let scored: Vec<usize> = (0..sequences.len())
+            .filter(|&index| sequences[index].len() > 1)
+            .collect();
+        let weighted = scored.iter().map(|&index| Weighted {
+            trajectory: &demonstrations[index],
+            advantage: 1.0,
+        });
         let batch = MiniBatch::new(weighted, Aggregation::Constant(1.0), None);
         let adapter = with_adapter.then_some(&self.adapter);
         let output = pass::run(&self.model, adapter, &batch, self.pass_settings(LossKind::Sft, false))?;
@@ -251,8 +274,9 @@ fn compare_with_engine(batch: &MiniBatch, output: &PassOutput, report: &mut Step
         .zip(&output.outcomes)
         .filter(|(term, _)| term.current && !term.behaviour_logprob.is_nan())
         .map(|(term, outcome)| (outcome.policy_logprob - term.behaviour_logprob).abs());
-    let (count, largest) =
-        differences.fold((0, 0.0f64), |(count, largest), difference| (count + 1, largest.max(difference)));
+    let (count, largest) = differences.fold((0, 0.0f64), |(count, largest), difference| {
+        (count + 1, largest.max(difference))
+    });
     report.engine_trainer_tokens = count;
     report.engine_trainer_max_abs_diff = (count > 0).then_some(largest);
 }

@@ -28,11 +28,18 @@ pub(crate) fn tiny_config() -> ModelConfig {
 }
 
 pub(crate) fn tiny_model() -> Model {
+    // Tests run side by side; a thread team for each of them would only wait for itself.
+    tch::set_num_threads(1);
     Model::random(tiny_config(), 7, &LoadOptions::default())
 }
 
 pub(crate) fn raw_config() -> RawTrainerConfig {
-    RawTrainerConfig { base_model: "tiny".to_owned(), rank: 4, alpha: 8.0, ..RawTrainerConfig::default() }
+    RawTrainerConfig {
+        base_model: "tiny".to_owned(),
+        rank: 4,
+        alpha: 8.0,
+        ..RawTrainerConfig::default()
+    }
 }
 
 pub(crate) fn tiny_trainer(raw: RawTrainerConfig) -> Trainer {
@@ -84,16 +91,32 @@ pub(crate) fn group(episodes: impl IntoIterator<Item = (f64, Trajectory)>) -> Tr
 }
 
 pub(crate) fn weights(trainer: &Trainer) -> Vec<(String, Tensor)> {
-    trainer.adapter().parameters().into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
+    trainer
+        .adapter()
+        .parameters()
+        .into_iter()
+        .map(|(name, tensor)| (name, tensor.detach().copy()))
+        .collect()
 }
 
 pub(crate) fn gradients(adapter: &LoraAdapter) -> Vec<(String, Tensor)> {
-    adapter.parameters().into_iter().map(|(name, tensor)| (name, tensor.grad().copy())).collect()
+    adapter
+        .parameters()
+        .into_iter()
+        .map(|(name, tensor)| (name, tensor.grad().copy()))
+        .collect()
 }
 
 /// |left − right| / |right| of the whole tensor, in double precision.
 pub(crate) fn relative_difference(left: &Tensor, right: &Tensor) -> f64 {
-    let norm = |tensor: &Tensor| tensor.to_kind(Kind::Double).square().sum(Kind::Double).sqrt().double_value(&[]);
+    let norm = |tensor: &Tensor| {
+        tensor
+            .to_kind(Kind::Double)
+            .square()
+            .sum(Kind::Double)
+            .sqrt()
+            .double_value(&[])
+    };
     norm(&(left - right)) / norm(right)
 }
 
@@ -108,7 +131,11 @@ pub(crate) fn random_tree(seed: u64, n_trajectories: usize) -> Vec<Trajectory> {
             let other = &trajectories[random.random_range(0..trajectories.len())].token_ids;
             token_ids.extend_from_slice(&other[..random.random_range(1..=other.len())]);
         }
-        let n_new = if random.random_bool(0.3) { random.random_range(0..2) } else { random.random_range(1..14) };
+        let n_new = if random.random_bool(0.3) {
+            random.random_range(0..2)
+        } else {
+            random.random_range(1..14)
+        };
         token_ids.extend((0..n_new).map(|_| random.random_range(0..37u32)));
         if token_ids.len() < 2 {
             continue;

@@ -129,7 +129,13 @@ fn proxy_config(args: ProxyArgs) -> anyhow::Result<ProxyConfig> {
     raw.mcp_servers
         .extend(args.mcp_servers.into_iter().map(RawMcpServer::from));
     raw.token = args.token.or(raw.token);
-    let config = ProxyConfig::try_from(raw).map_err(|error| UsageError::new(chain(&error)))?;
+    let config = ProxyConfig::try_from(raw).map_err(|error| {
+        let error = UsageError::new(chain(&error));
+        match &args.config {
+            Some(path) => error.context(format!("in {}", path.display())),
+            None => error,
+        }
+    })?;
     for upstream in &config.upstreams {
         let url = reqwest::Url::parse(&upstream.url).ok();
         if url.is_none_or(|url| !matches!(url.scheme(), "http" | "https") || url.host_str().is_none()) {

@@ -18,7 +18,7 @@ pub(crate) struct RunFolder {
 impl RunFolder {
     /// Makes the folder of a new run, named after the time; nothing is written before the configuration is valid.
     pub(crate) fn create(config: &RunConfig) -> anyhow::Result<Self> {
-        let stamp = jiff::Zoned::now().strftime("%Y%m%d-%H%M%S").to_string();
+        let stamp = jiff::ZonedDateTime::now().strftime("%Y%m%d-%H%M%S").to_string();
         let name = format!("{}-{stamp}-seed{}", config.run.name, config.run.seed);
         let output = std::path::absolute(&config.run.output).context("the output folder's path")?;
         let root = output.join(name);

@@ -27,16 +27,23 @@ use trajectory::{PolicyVersion, Split};
 use self::evaluation::{evaluate, held_out};
 use self::folder::{RunFolder, RunState};
 use self::memory::PeakMemory;
-use self::progress::{duration, line};
+use self::progress::line;
 use self::publish::Publisher;
 use self::world::{Loaded, World};
 use crate::config::{LossName, RunConfig};
 use crate::failure::{UsageError, chain};
 
 /// The run was told to stop; what is done is kept.
-#[derive(Debug, thiserror::Error)]
-#[error("interrupted")]
+#[derive(Debug)]
 pub(crate) struct Interrupted;
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
 
 /// Where a run comes from.
 pub(crate) enum Start {
@@ -72,11 +79,11 @@ pub(crate) async fn train(start: Start, shutdown: CancellationToken) -> anyhow::
     line(format!("run folder   {}", folder.root().display()));
     let world = World::start(config, &folder, loaded).await?;
     let stop = CancellationToken::new();
-    let result = Run::restore(&world, &folder, stop.clone(), resumed).map(|run| run.finish(shutdown.clone()));
-    let result = match result {
-        Ok(running) => running.await,
-        Err(error) => Err(error),
+    let result = async {
+        let run = Run::restore(&world, &folder, stop.clone(), resumed)?;
+        run.finish(shutdown.clone()).await
     };
+    let result = result.await;
     stop.cancel();
     world.stop().await;
     if shutdown.is_cancelled() {

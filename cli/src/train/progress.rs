@@ -1,7 +1,7 @@
 //! What a person sees while a run goes on: a bar on a terminal, nothing but the line of each step otherwise.
 
-use std::cell::Cell;
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use mcp_envs::rollout::EpisodeOutcome;
@@ -9,8 +9,8 @@ use mcp_envs::rollout::EpisodeOutcome;
 /// A bar over episodes, with running success.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    successes: Cell<usize>,
-    failures: Cell<usize>,
+    successes: AtomicUsize,
+    failures: AtomicUsize,
 }
 
 impl Progress {
@@ -27,28 +27,22 @@ impl Progress {
         bar.set_prefix(label.to_owned());
         Self {
             bar,
-            successes: Cell::new(0),
-            failures: Cell::new(0),
+            successes: AtomicUsize::new(0),
+            failures: AtomicUsize::new(0),
         }
     }
 
     /// Counts an episode that has ended.
     pub(crate) fn episode(&self, outcome: &EpisodeOutcome) {
-        self.successes
-            .set(self.successes.get() + usize::from(outcome.success()));
-        self.failures
-            .set(self.failures.get() + usize::from(outcome.failure.is_some()));
+        let count = |counter: &AtomicUsize, yes: bool| {
+            counter.fetch_add(usize::from(yes), Ordering::Relaxed) + usize::from(yes)
+        };
+        let successes = count(&self.successes, outcome.success());
+        let failures = count(&self.failures, outcome.failure.is_some());
         self.bar.inc(1);
         let done = self.bar.position().max(1) as f64;
-        let failed = if self.failures.get() > 0 {
-            format!(", {} failed", self.failures.get())
-        } else {
-            String::new()
-        };
-        self.bar.set_message(format!(
-            "success {:.0} %{failed}",
-            100.0 * self.successes.get() as f64 / done
-        ));
+        let failed = if failures > 0 { format!(", {failures} failed") } else { String::new() };
+        self.bar.set_message(format!("success {:.0} %{failed}", 100.0 * successes as f64 / done));
     }
 
     /// Counts something that is no episode.

@@ -13,7 +13,10 @@ use inference::model::{LoadOptions, Model};
 use inference::server::InferenceServer;
 use mcp_envs::agent::{AgentConfig, LauncherKind};
 use mcp_envs::environment::Environment;
-use mcp_envs::envs::nws::{NwsEnvironment, stand_in::StandIn, teacher};
+use mcp_envs::envs::nws::NwsEnvironment;
+use mcp_envs::envs::nws::stand_in::{self, Faults};
+use mcp_envs::envs::nws::teacher::{self, Teacher};
+use mcp_envs::envs::nws::weather::Weather;
 use mcp_envs::rollout::{RolloutConfig, RolloutDriver};
 use mcp_envs::scenario::Scenario;
 use proxy::{McpServerConfig, ProxyConfig, Route, UpstreamConfig};
@@ -67,7 +70,7 @@ impl Loaded {
         let options = LoadOptions::parse(&config.model.device, &config.model.dtype).map_err(|error| usage(&error))?;
         let environment: Arc<dyn Environment> = match &config.environment.scenarios {
             Some(path) => {
-                Arc::new(NwsEnvironment::with_scenarios(config.environment.seed, path).map_err(|error| usage(&error))?)
+                Arc::new(NwsEnvironment::load(path).map_err(|error| usage(&error))?)
             }
             None => Arc::new(NwsEnvironment::new(config.environment.seed)),
         };
@@ -95,15 +98,19 @@ impl World {
         } = loaded;
         let listener = listen("127.0.0.1:0").await?;
         let weather_url = url(&listener)?;
-        let stand_in = StandIn::start(listener, config.environment.seed, Default::default());
-        servers.spawn(until(stop.clone(), "weather stand-in", stand_in));
+        let weather = Weather::new(config.environment.seed);
+        servers.spawn(until(
+            stop.clone(),
+            "weather stand-in",
+            stand_in::serve(listener, weather, Faults::default(), stop.clone()),
+        ));
 
         let listener = listen("127.0.0.1:0").await?;
         let teacher_url = url(&listener)?;
         servers.spawn(until(
             stop.clone(),
             "teacher",
-            teacher::serve(listener, scenarios.clone()),
+            teacher::serve(listener, Teacher::new(&scenarios), stop.clone()),
         ));
 
         let engine = EngineHandle::start(

@@ -25,6 +25,7 @@ mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::middleware::Next;
@@ -42,6 +43,8 @@ use crate::chat::{ChatTokenizer, PromptMemory};
 /// The version of the protocol that `/version` reports, beside the name of this server.
 pub const PROTOCOL_VERSION: &str = "0.32.0";
 
+/// How long answers may go on after a shutdown.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
 const MAX_BODY_BYTES: usize = 64 << 20;
 
 /// What the server is told.
@@ -140,14 +143,20 @@ pub fn router(state: ApiState) -> axum::Router {
         .with_state(state)
 }
 
-/// Serves until `shutdown`, then lets the answers under way finish as their generator ends them.
+/// Serves until `shutdown`; answers under way then have a short while to end.
 ///
 /// # Errors
 /// What the system says of the listener.
 pub async fn serve(listener: TcpListener, state: ApiState, shutdown: CancellationToken) -> std::io::Result<()> {
-    axum::serve(listener, router(state))
-        .with_graceful_shutdown(shutdown.cancelled_owned())
-        .await
+    let server = axum::serve(listener, router(state)).with_graceful_shutdown(shutdown.clone().cancelled_owned());
+    let too_late = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(LAST_ANSWERS).await;
+    };
+    tokio::select! {
+        result = server.into_future() => result,
+        () = too_late => Ok(()),
+    }
 }
 
 async fn demand_key(State(state): State<ApiState>, request: Request, next: Next) -> Response {

@@ -26,6 +26,8 @@ pub mod tool_calls;
 #[cfg(test)]
 pub(crate) mod fixture;
 #[cfg(test)]
+mod smollm_tests;
+#[cfg(test)]
 mod tests;
 
 pub use detokenizer::Detokenizer;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use tokenizers::{AddedToken, Tokenizer};
+use tokenizers::{AddedToken, DecoderWrapper, Tokenizer};
 
 use super::prompt::{ControlTokens, Piece, PieceKind};
 use super::source::{self, Parts};
@@ -17,6 +17,7 @@ use super::{ChatError, Prompt, hermes, messages};
 pub struct ChatTokenizer {
     /// Encodes special tokens' literals as text.
     tokenizer: Tokenizer,
+    is_byte_level: bool,
     controls: ControlTokens,
     template: Option<ChatTemplate>,
     stop_token_ids: Vec<u32>,
@@ -93,6 +94,7 @@ impl ChatTokenizer {
             false => Some(ChatTemplate::compile(&templates, special_tokens)?),
         };
         Ok(Self {
+            is_byte_level: matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))),
             tokenizer,
             controls: ControlTokens::new(controls),
             template,
@@ -142,6 +144,18 @@ impl ChatTokenizer {
     /// The token's own text, special or not; half a character is U+FFFD.
     pub fn token_text(&self, token_id: u32) -> String {
         self.decode(&[token_id], false)
+    }
+
+    /// The bytes that the token stands for, where the vocabulary is one of bytes.
+    pub(super) fn token_bytes(&self, token_id: u32) -> Option<Vec<u8>> {
+        if !self.is_byte_level {
+            return None;
+        }
+        // An id beyond the vocabulary has no text.
+        let token = self.tokenizer.id_to_token(token_id).unwrap_or_default();
+        // A token added beside the vocabulary is written as it is.
+        let bytes: Option<Vec<u8>> = token.chars().map(byte_of).collect();
+        Some(bytes.unwrap_or_else(|| token.into_bytes()))
     }
 
     /// Whether the token is a control token.
@@ -316,4 +330,16 @@ fn add_lead(tokenizer: &mut Tokenizer, lead: &str) -> tokenizers::Result<()> {
     tokenizer
         .add_tokens([AddedToken::from(lead, false).normalized(false)])
         .map(drop)
+}
+
+/// The byte that a character of a byte-level token stands for: printable Latin-1 stands for itself, the other bytes, in order, for
+/// the characters from U+0100 on.
+fn byte_of(character: char) -> Option<u8> {
+    match u32::from(character) {
+        code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => u8::try_from(code).ok(),
+        code @ 0x100..=0x120 => u8::try_from(code - 0x100).ok(),
+        code @ 0x121..=0x142 => u8::try_from(code - 0x121 + 0x7F).ok(),
+        0x143 => Some(0xAD),
+        _ => None,
+    }
 }

@@ -12,7 +12,6 @@ use super::decode_kernel;
 use super::direct_attention::DirectAttention;
 use super::gathered_attention::GatheredAttention;
 use super::kv_cache::KvCache;
-use super::openmp::Team;
 use crate::model::{Attention, ModelConfig};
 
 /// Head counts and size.
@@ -65,11 +64,10 @@ impl<'a> StepAttention<'a> {
         heads: Heads,
         cache: &'a mut KvCache,
         segments: &'a [Segment<'a>],
-        team: Team,
         (kind, device): (Kind, Device),
     ) -> Self {
         if kind == Kind::Float && device == Device::Cpu && decode_kernel::supports(heads.head_dim as usize) {
-            Self::Direct(DirectAttention::new(heads, cache, segments, team))
+            Self::Direct(DirectAttention::new(heads, cache, segments))
         } else {
             Self::Gathered(GatheredAttention::new(heads, cache, segments, (kind, device)))
         }
@@ -159,7 +157,7 @@ mod tests {
             for n_segments in [2, 6] {
                 let segments = &segments[..n_segments];
                 let n_rows = segments[n_segments - 1].rows.end as i64;
-                let mut direct = DirectAttention::new(heads, &mut direct_cache, segments, Team::new());
+                let mut direct = DirectAttention::new(heads, &mut direct_cache, segments);
                 let mut gathered = GatheredAttention::new(heads, &mut gathered_cache, segments, options);
                 for layer in 0..2 {
                     // Queries as a view of wider rows, as they come out of one matrix product.

@@ -10,7 +10,7 @@ use super::attention::{Heads, Segment};
 use super::decode_kernel::{PagedRows, Piece, answer_len, attend, merge};
 use super::gathered_attention::Run;
 use super::kv_cache::{KvCache, slot};
-use super::openmp::Team;
+use super::team::Team;
 use super::tensor_view::{Rows, RowsMut};
 use super::vector_math::InstructionSet;
 use crate::model::Attention;
@@ -63,7 +63,8 @@ struct PieceSpec {
 
 impl<'a> DirectAttention<'a> {
     /// The cache must be float32 on the CPU, and the kernel support the heads' size.
-    pub(super) fn new(heads: Heads, cache: &'a mut KvCache, segments: &'a [Segment<'a>], team: Team) -> Self {
+    pub(super) fn new(heads: Heads, cache: &'a mut KvCache, segments: &'a [Segment<'a>]) -> Self {
+        let team = Team::current();
         let mut rows = Vec::new();
         let mut runs = Vec::new();
         for (index, segment) in segments.iter().enumerate() {

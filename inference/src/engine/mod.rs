@@ -1,7 +1,7 @@
 //! The embedded engine: continuous batching on one OS thread that owns every tensor.
 //!
 //! [`EngineHandle`] is a cloneable sender to that thread; nothing else crosses. Reading order, as data flows:
-//! [`request`] (what goes in and comes out), [`handle`], `worker` (the thread's loop), `scheduler` (which
+//! [`request`] (what goes in and comes out), [`handle`], `worker` (the thread's loop) and `step` (one turn of it), `scheduler` (which
 //! sequence computes which tokens in a step; a pure state machine), `block_pool` (who holds which block of the
 //! KV cache, and which blocks hold a known prefix), `kv_cache` (the tensors behind the blocks), `attention` (reads and
 //! writes them in a forward pass) and `sampler` (logits to a token).
@@ -17,11 +17,13 @@ mod error;
 mod gathered_attention;
 mod handle;
 mod kv_cache;
-mod openmp;
+mod pool;
 mod request;
 mod sampler;
 mod scheduler;
 pub(crate) mod small_matmul;
+mod step;
+mod team;
 mod tensor_view;
 mod vector_math;
 mod worker;

@@ -6,48 +6,72 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::openmp::Team;
+use super::team::Team;
 use super::tensor_view::{Columns, Rows, RowsMut};
 use super::vector_math::{InstructionSet, Kernel, Lanes, dispatch, prefetch};
 
 /// With more rows libtorch is faster.
-const MAX_ROWS: i64 = 32;
+pub(super) const MAX_ROWS: i64 = 32;
 /// Weight rows that are multiplied at once.
 const TILE: usize = 4;
 /// Outputs of a thread's piece of work: a multiple of [`TILE`], and of a cache line.
-const COLUMNS_PER_PART: usize = 64;
+const COLUMNS_PER_PART: usize = 32;
 
 /// `residual + input · weight`, or None where the rows are many, the kernel does not fit, or a gradient is wanted.
 /// `input` is `[rows, in]`, `weight` `[in, out]` as a transposed view of dense `[out, in]`, the result `[rows, out]`.
 pub(crate) fn linear(input: &Tensor, weight: &Tensor, residual: Option<&Tensor>) -> Option<Tensor> {
-    let (n_rows, width) = input.size2().ok()?;
-    if n_rows > MAX_ROWS || width % 16 != 0 || input.requires_grad() || residual.is_some_and(Tensor::requires_grad) {
+    let (n_rows, n_outputs) = (input.size2().ok()?.0, weight.size2().ok()?.1);
+    if !is_small(input, weight) || residual.is_some_and(Tensor::requires_grad) {
         return None;
     }
-    let weight = weight.tr();
-    let (weight, input_rows) = (Rows::of(&weight)?, Rows::of(input)?);
-    if weight.len() != input_rows.len() {
-        return None;
-    }
-    let residual_rows = match residual {
-        Some(residual) => Some(Rows::of(residual)?),
-        None => None,
+    let mut output = Tensor::empty([n_rows, n_outputs], (Kind::Float, Device::Cpu));
+    let residual = match residual {
+        Some(residual) => Base::Rows(Rows::of(residual)?),
+        None => Base::Zero,
     };
-    let mut output = Tensor::empty([n_rows, weight.n() as i64], (Kind::Float, Device::Cpu));
-    let mut parts = RowsMut::of(&mut output)?.split_columns(COLUMNS_PER_PART);
-    let set = InstructionSet::best();
-    Team::new().run(&mut parts, |columns| {
-        dispatch(set, Part { input: &input_rows, weight: &weight, residual: residual_rows.as_ref(), columns });
-    });
-    drop(parts);
+    multiply(input, weight, &residual, &mut output)?;
     Some(output)
+}
+
+/// Adds `input · weight` to `output` in place; false, with nothing done, where [`linear`] would be None.
+pub(crate) fn add_linear(output: &mut Tensor, input: &Tensor, weight: &Tensor) -> bool {
+    is_small(input, weight)
+        && !output.requires_grad()
+        && multiply(input, weight, &Base::Output, output).is_some()
+}
+
+/// Checked before anything is allocated, since most calls of a training step end here.
+fn is_small(input: &Tensor, weight: &Tensor) -> bool {
+    input.size()[0] <= MAX_ROWS && !input.requires_grad() && !weight.requires_grad()
+}
+
+fn multiply(input: &Tensor, weight: &Tensor, base: &Base<'_>, output: &mut Tensor) -> Option<()> {
+    let weight = weight.tr();
+    let (input, weight) = (Rows::of(input)?, Rows::of(&weight)?);
+    if weight.len() != input.len() {
+        return None;
+    }
+    let mut parts = RowsMut::of(output)?.split_columns(COLUMNS_PER_PART);
+    let set = InstructionSet::best();
+    Team::current().run(&mut parts, |columns| {
+        dispatch(set, Part { input: &input, weight: &weight, base, columns });
+    });
+    Some(())
+}
+
+/// What the products are added to.
+enum Base<'a> {
+    Zero,
+    Rows(Rows<'a>),
+    /// The output's own values.
+    Output,
 }
 
 /// All rows of some outputs.
 struct Part<'a, 'b> {
     input: &'a Rows<'b>,
     weight: &'a Rows<'b>,
-    residual: Option<&'a Rows<'b>>,
+    base: &'a Base<'b>,
     columns: &'a mut Columns<'b>,
 }
 
@@ -114,21 +138,32 @@ impl Part<'_, '_> {
             }
             at += V::N;
         }
+        // What is left of the width, without registers.
+        let tail = |r: usize, c: usize| -> f32 { (at..width).map(|at| weight[r][at] * input[c][at]).sum() };
         let first = column - self.columns.range().start;
         for c in 0..C {
-            let mut outputs = [0.0; R];
+            let mut products = [0.0; R];
             if R == TILE {
-                outputs.copy_from_slice(&V::sums(std::array::from_fn(|r| sums[c][r])));
+                products.copy_from_slice(&V::sums(std::array::from_fn(|r| sums[c][r])));
             } else {
-                outputs = sums[c].map(V::sum);
+                products = sums[c].map(V::sum);
             }
-            if let Some(residual) = self.residual {
-                let residual = &residual.row(row + c)[column..column + R];
-                for (output, residual) in outputs.iter_mut().zip(residual) {
-                    *output += residual;
+            if at < width {
+                for (r, product) in products.iter_mut().enumerate() {
+                    *product += tail(r, c);
                 }
             }
-            self.columns.row_mut(row + c)[first..first + R].copy_from_slice(&outputs);
+            let output = &mut self.columns.row_mut(row + c)[first..first + R];
+            match self.base {
+                Base::Zero => output.copy_from_slice(&products),
+                Base::Rows(residual) => {
+                    let residual = &residual.row(row + c)[column..column + R];
+                    for ((output, product), residual) in output.iter_mut().zip(products).zip(residual) {
+                        *output = product + residual;
+                    }
+                }
+                Base::Output => output.iter_mut().zip(products).for_each(|(output, product)| *output += product),
+            }
         }
     }
 }
@@ -140,16 +175,22 @@ mod tests {
     #[test]
     fn equals_libtorch_for_every_number_of_rows() {
         let options = (Kind::Float, Device::Cpu);
-        for (width, outputs) in [(16, 1), (48, 130), (576, 67), (1536, 256)] {
+        for (width, outputs) in [(4, 5), (16, 1), (48, 130), (100, 64), (576, 67), (1536, 256)] {
             let weight = Tensor::randn([outputs, width], options);
             for n_rows in 1..=MAX_ROWS {
                 let input = Tensor::randn([n_rows, 2 * width], options).narrow(1, width / 2, width);
                 let residual = Tensor::randn([n_rows, outputs], options);
-                let difference = linear(&input, &weight.tr(), None).unwrap() - input.mm(&weight.tr());
-                assert!(difference.abs().max().double_value(&[]) < 1e-3, "{n_rows} {width} {outputs}");
-                let with_residual = linear(&input, &weight.tr(), Some(&residual)).unwrap();
-                let difference = with_residual - residual.addmm(&input, &weight.tr());
-                assert!(difference.abs().max().double_value(&[]) < 1e-3, "{n_rows} {width} {outputs}");
+                let agree = |output: &Tensor, expected: &Tensor| {
+                    let difference = (output - expected).abs().max().double_value(&[]);
+                    assert!(difference < 1e-3, "{n_rows} {width} {outputs}: {difference}");
+                };
+                agree(&linear(&input, &weight.tr(), None).unwrap(), &input.mm(&weight.tr()));
+                let expected = residual.addmm(&input, &weight.tr());
+                agree(&linear(&input, &weight.tr(), Some(&residual)).unwrap(), &expected);
+                // In place, into some rows of a larger tensor.
+                let larger = Tensor::cat(&[&residual, &residual], 0);
+                assert!(add_linear(&mut larger.narrow(0, n_rows, n_rows), &input, &weight.tr()));
+                agree(&larger, &Tensor::cat(&[&residual, &expected], 0));
             }
         }
     }
@@ -157,10 +198,13 @@ mod tests {
     #[test]
     fn leaves_to_libtorch_what_it_does_not_do() {
         let options = (Kind::Float, Device::Cpu);
-        let weight = Tensor::randn([8, 16], options);
+        let (input, weight) = (Tensor::randn([2, 16], options), Tensor::randn([8, 16], options));
         assert!(linear(&Tensor::randn([MAX_ROWS + 1, 16], options), &weight.tr(), None).is_none());
-        assert!(linear(&Tensor::randn([2, 16], options).set_requires_grad(true), &weight.tr(), None).is_none());
-        assert!(linear(&Tensor::randn([2, 16], (Kind::BFloat16, Device::Cpu)), &weight.tr(), None).is_none());
-        assert!(linear(&Tensor::randn([2, 20], options), &Tensor::randn([8, 20], options).tr(), None).is_none());
+        assert!(linear(&input.to_kind(Kind::BFloat16), &weight.tr(), None).is_none());
+        assert!(linear(&input, &weight.tr().contiguous(), None).is_none());
+        let wanted = |tensor: &Tensor| tensor.copy().set_requires_grad(true);
+        assert!(linear(&wanted(&input), &weight.tr(), None).is_none());
+        assert!(linear(&input, &wanted(&weight).tr(), None).is_none());
+        assert!(!add_linear(&mut wanted(&Tensor::zeros([2, 8], options)), &input, &weight.tr()));
     }
 }

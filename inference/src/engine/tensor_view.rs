@@ -109,7 +109,13 @@ impl<'a> RowsMut<'a> {
             .step_by(n_columns)
             .map(|start| {
                 let columns = start..(start + n_columns).min(len);
-                Columns { first, stride, n_rows: n, columns, rows: PhantomData }
+                Columns {
+                    first,
+                    stride,
+                    n_rows: n,
+                    columns,
+                    rows: PhantomData,
+                }
             })
             .collect()
     }
@@ -183,12 +189,20 @@ mod tests {
     #[test]
     fn columns_are_cut_apart() {
         let mut tensor = Tensor::zeros([3, 10], (Kind::Float, Device::Cpu));
-        for (index, mut columns) in RowsMut::of(&mut tensor).unwrap().split_columns(4).into_iter().enumerate() {
+        for (index, mut columns) in RowsMut::of(&mut tensor)
+            .unwrap()
+            .split_columns(4)
+            .into_iter()
+            .enumerate()
+        {
             for row in 0..3 {
                 columns.row_mut(row).fill((index + 1) as f32);
             }
         }
-        assert_eq!(Rows::of(&tensor).unwrap().row(2), [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0]);
+        assert_eq!(
+            Rows::of(&tensor).unwrap().row(2),
+            [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0]
+        );
     }
 
     #[test]

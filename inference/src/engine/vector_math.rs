@@ -193,7 +193,9 @@ mod x86 {
                 let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
                 let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
                 let abcd = _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
-                let upper = _mm512_castpd_ps(_mm512_castpd256_pd512(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(abcd))));
+                let upper = _mm512_castpd_ps(_mm512_castpd256_pd512(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(
+                    abcd,
+                ))));
                 let half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_castps512_ps256(upper));
                 let quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
                 _mm_storeu_ps(sums.as_mut_ptr(), quarter);

@@ -1,4 +1,4 @@
-//! The one thread that owns tensors: reads messages, plans a step, runs it, samples, reports, and again.
+//! The one thread that owns tensors: reads messages, takes a step (`step`), and again.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -8,51 +8,49 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
-use tch::{Device, Kind, Tensor};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::attention::{Heads, Segment, StepAttention};
 use super::block_pool::BLOCK_SIZE;
 use super::handle::{LoadedAdapter, Message, Shared};
 use super::kv_cache::KvCache;
-use super::openmp::Team;
-use super::sampler::{NotFinite, Sampler};
-use super::scheduler::{PromptCounts, Scheduler, SchedulerLimits, SequenceId, StepItem};
-use super::tensor_view::Rows;
-use super::{EngineConfig, EngineError, FinishReason, GenerateEvent, GenerateRequest, SampledToken};
-use crate::model::{AdapterRows, FusedLora, Model};
+use super::pool::Pool;
+use super::sampler::Sampler;
+use super::scheduler::{PromptCounts, Scheduler, SchedulerLimits, SequenceId};
+use super::{EngineConfig, EngineError, FinishReason, GenerateEvent, GenerateRequest};
+use crate::model::{FusedLora, Model};
 
 /// The thread's state.
-struct Worker {
-    model: Model,
-    cache: KvCache,
-    config: EngineConfig,
-    shared: Arc<Shared>,
-    scheduler: Scheduler,
+pub(super) struct Worker {
+    pub(super) model: Model,
+    pub(super) cache: KvCache,
+    pub(super) config: EngineConfig,
+    pub(super) shared: Arc<Shared>,
+    pub(super) scheduler: Scheduler,
     /// What the scheduler has counted before it was last replaced.
     earlier_counts: PromptCounts,
-    requests: HashMap<SequenceId, ActiveRequest>,
+    pub(super) requests: HashMap<SequenceId, ActiveRequest>,
     adapters: HashMap<String, NamedAdapter>,
     last_id: u64,
-    team: Team,
+    /// Helps in steps of few rows; None where libtorch has one thread.
+    pub(super) pool: Option<Arc<Pool>>,
 }
 
 /// Weights under a name. Requests share them, so they outlive the name while one runs.
 #[derive(Clone)]
-struct NamedAdapter {
+pub(super) struct NamedAdapter {
     /// Unique to this load.
     load_id: u64,
-    weights: Rc<FusedLora>,
+    pub(super) weights: Rc<FusedLora>,
 }
 
 /// A request that waits or runs.
-struct ActiveRequest {
-    events: UnboundedSender<GenerateEvent>,
-    sampler: Sampler,
-    stop_token_ids: Vec<u32>,
+pub(super) struct ActiveRequest {
+    pub(super) events: UnboundedSender<GenerateEvent>,
+    pub(super) sampler: Sampler,
+    pub(super) stop_token_ids: Vec<u32>,
     /// Tokens that it may still sample.
-    n_left: usize,
-    adapter: Option<NamedAdapter>,
+    pub(super) n_left: usize,
+    pub(super) adapter: Option<NamedAdapter>,
 }
 
 impl Worker {
@@ -188,7 +186,7 @@ impl Worker {
         }
     }
 
-    fn remove(&mut self, id: SequenceId) -> Option<ActiveRequest> {
+    pub(super) fn remove(&mut self, id: SequenceId) -> Option<ActiveRequest> {
         self.scheduler.finish(id);
         self.requests.remove(&id)
     }
@@ -224,159 +222,13 @@ impl Worker {
         }
     }
 
-    fn publish_load(&self) {
+    pub(super) fn publish_load(&self) {
         let (shared, counts) = (&self.shared, self.counts());
         shared.prompt_tokens_computed.store(counts.computed, Relaxed);
         shared.prompt_tokens_cached.store(counts.cached, Relaxed);
         shared.preemptions.store(counts.preemptions, Relaxed);
         shared.running.store(self.scheduler.n_running(), Relaxed);
         shared.waiting.store(self.scheduler.n_waiting(), Relaxed);
-    }
-
-    /// One forward pass, and a token for each sequence that has all its tokens computed.
-    fn step(&mut self) {
-        let items = self.scheduler.schedule();
-        if items.is_empty() {
-            return;
-        }
-        let logits = self.forward(&items);
-        self.scheduler.complete(&items);
-        self.shared.steps.fetch_add(1, Relaxed);
-        // Before the first receiver hears of this step.
-        self.publish_load();
-        if let Some(logits) = logits {
-            let sampling: Vec<SequenceId> = items
-                .iter()
-                .filter(|item| item.samples)
-                .map(|item| item.sequence)
-                .collect();
-            for (id, token) in self.sample(&sampling, &logits) {
-                self.deliver(id, token);
-            }
-        }
-    }
-
-    /// Logits `[n, vocab]` of the items that sample, in their order.
-    fn forward(&mut self, items: &[StepItem]) -> Option<Tensor> {
-        let mut token_ids: Vec<i64> = Vec::with_capacity(self.config.max_batch_tokens);
-        let mut positions: Vec<i64> = Vec::with_capacity(self.config.max_batch_tokens);
-        let mut segments = Vec::with_capacity(items.len());
-        let mut sampled_rows: Vec<i64> = Vec::with_capacity(items.len());
-        for item in items {
-            let Some(sequence) = self.scheduler.sequence(item.sequence) else {
-                continue;
-            };
-            let (first_row, range) = (token_ids.len(), item.start..item.start + item.n_tokens);
-            token_ids.extend(sequence.tokens()[range.clone()].iter().map(|&id| i64::from(id)));
-            positions.extend(range.map(|position| position as i64));
-            segments.push(Segment {
-                rows: first_row..token_ids.len(),
-                start: item.start,
-                blocks: sequence.blocks(),
-            });
-            if item.samples {
-                sampled_rows.push(token_ids.len() as i64 - 1);
-            }
-        }
-        let (kind, device) = (self.model.kind(), self.model.device());
-        let on_device = |values: &[i64]| Tensor::from_slice(values).to_device(device);
-        let adapter_segments = adapter_segments(items, &self.requests);
-        let adapters = match adapter_segments.as_slice() {
-            [(_, None)] => AdapterRows::Base,
-            [(_, Some(weights))] => AdapterRows::All(weights),
-            segments => AdapterRows::Segments(segments),
-        };
-        let heads = Heads::of(self.model.config());
-        let mut attention = StepAttention::new(heads, &mut self.cache, &segments, self.team, (kind, device));
-        let hidden = self.model.forward(
-            &on_device(&token_ids),
-            &on_device(&positions),
-            &adapters,
-            &mut attention,
-        );
-        if sampled_rows.is_empty() {
-            return None;
-        }
-        let all_sample = sampled_rows.len() == token_ids.len();
-        let hidden = if all_sample {
-            hidden
-        } else {
-            hidden.index_select(0, &on_device(&sampled_rows))
-        };
-        Some(
-            self.model
-                .logits(&hidden)
-                .to_device(Device::Cpu)
-                .to_kind(Kind::Float)
-                .contiguous(),
-        )
-    }
-
-    /// Draws a token for each row of `logits`, several at a time.
-    fn sample(
-        &mut self,
-        sampling: &[SequenceId],
-        logits: &Tensor,
-    ) -> Vec<(SequenceId, Result<SampledToken, NotFinite>)> {
-        struct Draw<'a> {
-            sampler: &'a mut Sampler,
-            logits: &'a [f32],
-            token: Result<SampledToken, NotFinite>,
-        }
-        let Some(rows) = Rows::of(logits) else {
-            return Vec::new();
-        };
-        let row_of: HashMap<SequenceId, usize> = sampling.iter().enumerate().map(|(row, &id)| (id, row)).collect();
-        let mut ids = Vec::with_capacity(sampling.len());
-        let mut draws = Vec::with_capacity(sampling.len());
-        for (&id, request) in &mut self.requests {
-            if let Some(&row) = row_of.get(&id) {
-                ids.push(id);
-                draws.push(Draw {
-                    sampler: &mut request.sampler,
-                    logits: rows.row(row),
-                    token: Err(NotFinite),
-                });
-            }
-        }
-        self.team
-            .run(&mut draws, |draw| draw.token = draw.sampler.sample(draw.logits));
-        ids.into_iter().zip(draws.into_iter().map(|draw| draw.token)).collect()
-    }
-
-    /// Reports a token and ends the request where it is the last.
-    fn deliver(&mut self, id: SequenceId, token: Result<SampledToken, NotFinite>) {
-        let Some(request) = self.requests.get_mut(&id) else {
-            return;
-        };
-        let token = match token {
-            Ok(token) => token,
-            Err(error) => {
-                let _ = request.events.send(GenerateEvent::Error(error.to_string()));
-                self.remove(id);
-                return;
-            }
-        };
-        self.shared.tokens_sampled.fetch_add(1, Relaxed);
-        let token_id = token.token_id;
-        request.n_left -= 1;
-        let finished = if request.stop_token_ids.contains(&token_id) {
-            Some(FinishReason::Stop)
-        } else {
-            (request.n_left == 0).then_some(FinishReason::Length)
-        };
-        if request.events.send(GenerateEvent::Token(token)).is_err() {
-            self.remove(id);
-            return;
-        }
-        match finished {
-            Some(reason) => {
-                if let Some(request) = self.remove(id) {
-                    let _ = request.events.send(GenerateEvent::Finished(reason));
-                }
-            }
-            None => self.scheduler.push_token(id, token_id),
-        }
     }
 }
 
@@ -397,6 +249,11 @@ impl WorkerSeed {
             config,
             shared,
         } = self;
+        let n_helpers = usize::try_from(tch::get_num_threads()).unwrap_or(1).saturating_sub(1);
+        // Without helpers the thread does the work alone.
+        let pool = (n_helpers > 0)
+            .then(|| Pool::new(n_helpers).ok().map(Arc::new))
+            .flatten();
         let worker = Worker {
             model,
             cache,
@@ -407,7 +264,7 @@ impl WorkerSeed {
             requests: HashMap::new(),
             adapters: HashMap::new(),
             last_id: 0,
-            team: Team::new(),
+            pool,
         };
         worker.run(messages);
     }
@@ -419,25 +276,6 @@ fn new_scheduler(config: &EngineConfig) -> Scheduler {
         max_sequences: config.max_sequences,
     };
     Scheduler::new(limits, config.kv_cache_tokens / BLOCK_SIZE)
-}
-
-/// Rows of each adapter, in order; the scheduler has put those of one adapter together.
-fn adapter_segments<'a>(
-    items: &[StepItem],
-    requests: &'a HashMap<SequenceId, ActiveRequest>,
-) -> Vec<(i64, Option<&'a FusedLora>)> {
-    items
-        .chunk_by(|a, b| a.adapter_load_id == b.adapter_load_id)
-        .map(|items| {
-            let adapter = requests
-                .get(&items[0].sequence)
-                .and_then(|request| request.adapter.as_ref());
-            (
-                items.iter().map(|item| item.n_tokens as i64).sum(),
-                adapter.map(|adapter| &*adapter.weights),
-            )
-        })
-        .collect()
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

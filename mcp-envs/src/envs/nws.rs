@@ -42,7 +42,9 @@ pub struct NwsEnvironment {
 impl NwsEnvironment {
     /// The scenarios of a seed; the stand-in has to run with the same one.
     pub fn new(seed: u64) -> Self {
-        Self { scenarios: scenarios::generate(seed) }
+        Self {
+            scenarios: scenarios::generate(seed),
+        }
     }
 
     /// Scenarios from a JSON lines file; each must hold weather facts.

@@ -4,7 +4,10 @@ use super::*;
 use crate::testing::{group, trajectory};
 
 fn counts(entries: &[(&str, usize)]) -> BTreeMap<String, usize> {
-    entries.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+    entries
+        .iter()
+        .map(|(name, count)| ((*name).to_owned(), *count))
+        .collect()
 }
 
 fn good() -> Trajectory {
@@ -12,7 +15,12 @@ fn good() -> Trajectory {
 }
 
 #[track_caller]
-fn check(groups: &[TrajectoryGroup], trained: usize, groups_left_out: &[(&str, usize)], trajectories: &[(&str, usize)]) {
+fn check(
+    groups: &[TrajectoryGroup],
+    trained: usize,
+    groups_left_out: &[(&str, usize)],
+    trajectories: &[(&str, usize)],
+) {
     let selection = Selection::of_groups(groups, true, 100);
     assert_eq!(selection.groups.iter().map(Vec::len).sum::<usize>(), trained);
     assert_eq!(selection.groups_left_out, counts(groups_left_out));
@@ -36,7 +44,12 @@ fn missing_logprobs_are_called_that() {
     infinite.behaviour_logprobs[2] = Some(f32::NEG_INFINITY);
     let missing = "missing_behaviour_logprobs";
     check(&[group([(1.0, bare.clone()), (0.0, good())])], 1, &[], &[(missing, 1)]);
-    check(&[group([(1.0, bare.clone()), (1.0, infinite)])], 0, &[("no_trainable_trajectory", 1)], &[(missing, 2)]);
+    check(
+        &[group([(1.0, bare.clone()), (1.0, infinite)])],
+        0,
+        &[("no_trainable_trajectory", 1)],
+        &[(missing, 2)],
+    );
     // A demonstration needs none.
     assert_eq!(Selection::of_demonstrations(&[bare], 100).groups.len(), 1);
 }
@@ -59,10 +72,16 @@ fn nothing_sampled_is_left_out() {
 /// N5.
 #[test]
 fn advantages_are_normalised_within_the_group() {
-    let groups = [group([(0.0, good()), (1.0, good())]), group([(10.0, good()), (11.0, good())])];
+    let groups = [
+        group([(0.0, good()), (1.0, good())]),
+        group([(10.0, good()), (11.0, good())]),
+    ];
     let selection = Selection::of_groups(&groups, true, 100);
-    let advantages: Vec<Vec<f64>> =
-        selection.groups.iter().map(|group| group.iter().map(|weighted| weighted.advantage).collect()).collect();
+    let advantages: Vec<Vec<f64>> = selection
+        .groups
+        .iter()
+        .map(|group| group.iter().map(|weighted| weighted.advantage).collect())
+        .collect();
     assert_eq!(advantages[0], advantages[1]);
     assert!((advantages[0][1] - 1.0).abs() < 1e-5);
 }
@@ -72,8 +91,18 @@ fn other_reasons() {
     let long = trajectory(&[5; 101], &[100], &[-1.0]);
     check(&[group([(1.0, long), (0.0, good())])], 1, &[], &[("too_long", 1)]);
     check(&[group([(1.0, good())])], 0, &[("fewer_than_two_episodes", 1)], &[]);
-    check(&[group([(f64::NAN, good()), (0.0, good())])], 0, &[("non_finite_reward", 1)], &[]);
-    check(&[group([(0.0, good()), (0.5, good()), (1.0, good())])], 2, &[], &[("zero_advantage", 1)]);
+    check(
+        &[group([(f64::NAN, good()), (0.0, good())])],
+        0,
+        &[("non_finite_reward", 1)],
+        &[],
+    );
+    check(
+        &[group([(0.0, good()), (0.5, good()), (1.0, good())])],
+        2,
+        &[],
+        &[("zero_advantage", 1)],
+    );
 }
 
 #[test]

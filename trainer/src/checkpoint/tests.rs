@@ -14,14 +14,22 @@ fn groups(step: u64) -> Vec<TrajectoryGroup> {
         .map(|scenario| {
             group((0..3u32).map(|episode| {
                 let ids = [1, 2, scenario, 10 + episode + step as u32, 20 + scenario];
-                (f64::from((episode * 7 + scenario) % 3), trajectory(&ids, &[3, 4], &[-3.5, -3.6]))
+                (
+                    f64::from((episode * 7 + scenario) % 3),
+                    trajectory(&ids, &[3, 4], &[-3.5, -3.6]),
+                )
             }))
         })
         .collect()
 }
 
 fn raw() -> RawTrainerConfig {
-    RawTrainerConfig { updates_per_batch: 2, warmup_steps: 3, weight_decay: 0.01, ..raw_config() }
+    RawTrainerConfig {
+        updates_per_batch: 2,
+        warmup_steps: 3,
+        weight_decay: 0.01,
+        ..raw_config()
+    }
 }
 
 fn saved(folder: &TempDir) -> std::path::PathBuf {
@@ -89,7 +97,11 @@ fn check_refused(raw: RawTrainerConfig, directory: &Path, parts: &[&str]) {
 fn another_form_is_refused_with_the_difference() {
     let folder = tempfile::tempdir().unwrap();
     let directory = saved(&folder);
-    check_refused(RawTrainerConfig { rank: 8, ..raw() }, &directory, &["rank is 8 here and 4 there"]);
+    check_refused(
+        RawTrainerConfig { rank: 8, ..raw() },
+        &directory,
+        &["rank is 8 here and 4 there"],
+    );
     check_refused(
         RawTrainerConfig { alpha: 1.0, ..raw() },
         &directory,
@@ -101,11 +113,19 @@ fn another_form_is_refused_with_the_difference() {
 fn damage_is_named() {
     let folder = tempfile::tempdir().unwrap();
     check_refused(raw(), folder.path(), &["is not a checkpoint", "trainer.json"]);
-    for name in ["optimizer.safetensors", "adapter/adapter_model.safetensors", "trainer.json"] {
+    for name in [
+        "optimizer.safetensors",
+        "adapter/adapter_model.safetensors",
+        "trainer.json",
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let path = saved(&folder).join(name);
         let bytes = fs::read(&path).unwrap();
         fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
-        check_refused(raw(), path.ancestors().find(|path| path.ends_with("checkpoint")).unwrap(), &[name, "is damaged"]);
+        check_refused(
+            raw(),
+            path.ancestors().find(|path| path.ends_with("checkpoint")).unwrap(),
+            &[name, "is damaged"],
+        );
     }
 }

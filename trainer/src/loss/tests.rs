@@ -38,14 +38,25 @@ impl Case<'_> {
     }
 }
 
-const GRPO: LossKind = LossKind::Grpo { clip_low: 0.2, clip_high: 0.2 };
-const CISPO: LossKind = LossKind::Cispo { clip_low: 1.0, clip_high: 4.0 };
+const GRPO: LossKind = LossKind::Grpo {
+    clip_low: 0.2,
+    clip_high: 0.2,
+};
+const CISPO: LossKind = LossKind::Cispo {
+    clip_low: 1.0,
+    clip_high: 4.0,
+};
 
 /// Weights of the vectors are divided by the number of tokens, which is what their mean does.
 const WEIGHTS: [f64; 3] = [1.0 / 3.0, 0.5 / 3.0, 2.0 / 3.0];
 
 fn check(policy: &[f64], kind: LossKind, expected: f64) {
-    let case = Case { policy, behaviour: &[-2.0, -2.0, -2.0], advantages: &[1.0, -1.0, -0.5], weights: &WEIGHTS };
+    let case = Case {
+        policy,
+        behaviour: &[-2.0, -2.0, -2.0],
+        advantages: &[1.0, -1.0, -0.5],
+        weights: &WEIGHTS,
+    };
     let loss = case.loss(kind);
     assert!((loss - expected).abs() < 1e-9, "{kind:?}: {loss} is not {expected}");
 }
@@ -68,18 +79,36 @@ fn gradients_equal_finite_differences() {
     };
     // CISPO's ratio is a constant, so its derivative is that of the log-likelihood with the ratio held fixed; only
     // GRPO and SFT are derivatives of their own value. A missing behaviour logprob stands for the policy's own value.
-    let fixed = Case { behaviour: &[-2.0, -2.0, -2.0, -0.4, -1.0], ..case };
-    for kind in [GRPO, LossKind::Grpo { clip_low: 0.2, clip_high: 0.5 }, LossKind::Sft] {
+    let fixed = Case {
+        behaviour: &[-2.0, -2.0, -2.0, -0.4, -1.0],
+        ..case
+    };
+    for kind in [
+        GRPO,
+        LossKind::Grpo {
+            clip_low: 0.2,
+            clip_high: 0.5,
+        },
+        LossKind::Sft,
+    ] {
         let gradient = case.gradient(kind);
         for index in 0..case.policy.len() {
             let step = 1e-6;
             let shifted = |sign: f64| {
                 let mut policy = case.policy.to_vec();
                 policy[index] += sign * step;
-                Case { policy: &policy, ..fixed }.loss(kind)
+                Case {
+                    policy: &policy,
+                    ..fixed
+                }
+                .loss(kind)
             };
             let difference = (shifted(1.0) - shifted(-1.0)) / (2.0 * step);
-            assert!((difference - gradient[index]).abs() < 1e-7, "{kind:?} {index}: {difference} {}", gradient[index]);
+            assert!(
+                (difference - gradient[index]).abs() < 1e-7,
+                "{kind:?} {index}: {difference} {}",
+                gradient[index]
+            );
         }
     }
     let gradient = case.gradient(CISPO);
@@ -96,7 +125,12 @@ fn ratio_one_gives_the_plain_policy_gradient() {
     let advantages = [0.5, -1.5, 0.2];
     for behaviour in [[-0.3, -1.7, -2.2], [NONE; 3]] {
         for kind in [GRPO, CISPO] {
-            let case = Case { policy: &policy, behaviour: &behaviour, advantages: &advantages, weights: &WEIGHTS };
+            let case = Case {
+                policy: &policy,
+                behaviour: &behaviour,
+                advantages: &advantages,
+                weights: &WEIGHTS,
+            };
             for (index, value) in case.gradient(kind).iter().enumerate() {
                 assert!((value + advantages[index] * WEIGHTS[index]).abs() < 1e-12);
             }
@@ -117,13 +151,24 @@ fn clipping_is_counted_where_it_is_in_force() {
     };
     let clipped = |kind| Vec::<f64>::try_from(case.compute(kind, &row(case.policy)).clipped).unwrap();
     assert_eq!(clipped(GRPO), vec![1.0, 0.0, 0.0, 1.0]);
-    assert_eq!(clipped(LossKind::Cispo { clip_low: 0.2, clip_high: 0.2 }), vec![1.0; 4]);
+    assert_eq!(
+        clipped(LossKind::Cispo {
+            clip_low: 0.2,
+            clip_high: 0.2
+        }),
+        vec![1.0; 4]
+    );
     assert_eq!(clipped(LossKind::Sft), vec![0.0; 4]);
 }
 
 #[test]
 fn losses_of_disjoint_terms_add_up() {
-    let case = Case { policy: &[-1.0, -1.5, -2.5], behaviour: &[-2.0, NONE, -2.0], advantages: &[1.0, -1.0, -0.5], weights: &WEIGHTS };
+    let case = Case {
+        policy: &[-1.0, -1.5, -2.5],
+        behaviour: &[-2.0, NONE, -2.0],
+        advantages: &[1.0, -1.0, -0.5],
+        weights: &WEIGHTS,
+    };
     for kind in [GRPO, CISPO, LossKind::Sft] {
         let parts: f64 = [0..1, 1..3]
             .into_iter()
@@ -145,7 +190,13 @@ fn losses_of_disjoint_terms_add_up() {
 fn aggregations() {
     let check = |aggregation: Aggregation, expected: &[f64]| {
         let weights = aggregation.token_weights(&[1, 3]);
-        assert!(weights.iter().zip(expected).all(|(got, want)| (got - want).abs() < 1e-12), "{weights:?}");
+        assert!(
+            weights
+                .iter()
+                .zip(expected)
+                .all(|(got, want)| (got - want).abs() < 1e-12),
+            "{weights:?}"
+        );
     };
     check(Aggregation::TokenMean, &[0.25, 0.25]);
     check(Aggregation::SequenceMean, &[0.5, 1.0 / 6.0]);

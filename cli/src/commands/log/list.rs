@@ -55,7 +55,7 @@ fn row(episode: &Episode) -> [String; 7] {
 pub(super) fn clock(milliseconds: i64) -> String {
     match Timestamp::from_millisecond(milliseconds) {
         Ok(time) => time
-            .to_zoned(TimeZone::system())
+            .to_zoned_datetime(TimeZone::system())
             .strftime("%Y-%m-%d %H:%M:%S")
             .to_string(),
         Err(_) => "-".to_owned(),

@@ -18,13 +18,17 @@ use crate::error::EnvironmentError;
 pub mod answers;
 pub mod error;
 
-use answers::{AlertCollection, ForecastAnswer, ObservationAnswer, PointAnswer, StationCollection};
 pub use answers::{Alert, ForecastPeriod, Observation, PointInfo, StationInfo};
+use answers::{AlertCollection, ForecastAnswer, ObservationAnswer, PointAnswer, StationCollection};
 pub use error::WeatherError;
 
 /// The real service.
 pub const DEFAULT_URL: &str = "https://api.weather.gov";
-const USER_AGENT: &str = concat!("trainyard-nws/", env!("CARGO_PKG_VERSION"), " (weather tools for agents)");
+const USER_AGENT: &str = concat!(
+    "trainyard-nws/",
+    env!("CARGO_PKG_VERSION"),
+    " (weather tools for agents)"
+);
 const MAX_BODY_BYTES: usize = 8 << 20;
 
 /// How to reach the service.
@@ -74,7 +78,10 @@ impl Coordinates {
         let possible = (-90.0..=90.0).contains(&latitude) && (-180.0..=180.0).contains(&longitude);
         // Adding zero turns -0.0 into 0.0, which the service would not accept written as "-0".
         let round = |degrees: f64| (degrees * 1e4).round() / 1e4 + 0.0;
-        possible.then(|| Self { latitude: round(latitude), longitude: round(longitude) })
+        possible.then(|| Self {
+            latitude: round(latitude),
+            longitude: round(longitude),
+        })
     }
 
     /// Degrees north.
@@ -125,10 +132,15 @@ struct ProblemBody {
 impl NwsClient {
     /// Sets up a client; nothing is sent yet.
     pub fn new(config: ClientConfig) -> Result<Self, EnvironmentError> {
-        let bad = |problem: String| EnvironmentError::BadUrl { url: config.base_url.clone(), problem };
+        let bad = |problem: String| EnvironmentError::BadUrl {
+            url: config.base_url.clone(),
+            problem,
+        };
         let base = Url::parse(&config.base_url).map_err(|error| bad(error.to_string()))?;
         if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
-            return Err(bad("it has to begin with http:// or https:// and name a host".to_owned()));
+            return Err(bad(
+                "it has to begin with http:// or https:// and name a host".to_owned()
+            ));
         }
         // The process may have chosen a provider already; then this changes nothing.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -141,7 +153,12 @@ impl NwsClient {
             builder = builder.no_proxy();
         }
         let http = builder.build().map_err(EnvironmentError::HttpClient)?;
-        Ok(Self { http, base, attempts: config.attempts.max(1), backoff: config.backoff })
+        Ok(Self {
+            http,
+            base,
+            attempts: config.attempts.max(1),
+            backoff: config.backoff,
+        })
     }
 
     /// The grid, office and links of a point.
@@ -165,14 +182,18 @@ impl NwsClient {
     /// The stations of a point's grid cell, in the service's order (nearest first).
     pub async fn stations(&self, coordinates: Coordinates) -> Result<Vec<StationInfo>, WeatherError> {
         let point = self.point(coordinates).await?;
-        let link = point.observation_stations.ok_or(WeatherError::Incomplete { what: "station list" })?;
+        let link = point
+            .observation_stations
+            .ok_or(WeatherError::Incomplete { what: "station list" })?;
         let answer: StationCollection = self.get(&path_of(&link), &[]).await?;
         Ok(answer.features.into_iter().map(StationInfo::from).collect())
     }
 
     /// The latest report of a station.
     pub async fn observation(&self, station: &str) -> Result<Observation, WeatherError> {
-        let answer: ObservationAnswer = self.get(&format!("/stations/{station}/observations/latest"), &[]).await?;
+        let answer: ObservationAnswer = self
+            .get(&format!("/stations/{station}/observations/latest"), &[])
+            .await?;
         Ok(answer.properties)
     }
 
@@ -226,24 +247,39 @@ impl NwsClient {
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(WeatherError::from_transport)? {
             if body.len() + chunk.len() > MAX_BODY_BYTES {
-                return Err(WeatherError::NotUnderstood { problem: "the answer is too large".to_owned() });
+                return Err(WeatherError::NotUnderstood {
+                    problem: "the answer is too large".to_owned(),
+                });
             }
             body.extend_from_slice(&chunk);
         }
         if status.is_success() {
-            return serde_json::from_slice(&body)
-                .map_err(|error| WeatherError::NotUnderstood { problem: error.to_string() });
+            return serde_json::from_slice(&body).map_err(|error| WeatherError::NotUnderstood {
+                problem: error.to_string(),
+            });
         }
         Err(read_problem(status, is_problem, &body))
     }
 }
 
 fn read_problem(status: StatusCode, is_problem: bool, body: &[u8]) -> WeatherError {
-    let problem: ProblemBody = if is_problem { serde_json::from_slice(body).unwrap_or_default() } else { ProblemBody::default() };
-    let title =
-        if problem.title.is_empty() { status.canonical_reason().unwrap_or("Error").to_owned() } else { problem.title };
+    let problem: ProblemBody = if is_problem {
+        serde_json::from_slice(body).unwrap_or_default()
+    } else {
+        ProblemBody::default()
+    };
+    let title = if problem.title.is_empty() {
+        status.canonical_reason().unwrap_or("Error").to_owned()
+    } else {
+        problem.title
+    };
     let kind = problem.kind.rsplit('/').next().unwrap_or_default().to_owned();
-    WeatherError::Problem { status: status.as_u16(), kind, title, detail: problem.detail }
+    WeatherError::Problem {
+        status: status.as_u16(),
+        kind,
+        title,
+        detail: problem.detail,
+    }
 }
 
 /// Links name the real host; only their path counts, so that any base URL works.

@@ -173,7 +173,11 @@ impl Geography {
                 time_zone: field(5)?,
             })
         });
-        let station_by_id = stations.iter().enumerate().map(|(index, station)| (station.id.clone(), index)).collect();
+        let station_by_id = stations
+            .iter()
+            .enumerate()
+            .map(|(index, station)| (station.id.clone(), index))
+            .collect();
         Self {
             places: rows(PLACES, |field| {
                 Some(Place {
@@ -194,7 +198,12 @@ impl Geography {
                     longitude: field(4)?.parse().ok()?,
                 })
             }),
-            states: rows(STATES, |field| Some(State { code: field(0)?, name: field(1)? })),
+            states: rows(STATES, |field| {
+                Some(State {
+                    code: field(0)?,
+                    name: field(1)?,
+                })
+            }),
             abroad: rows(ABROAD, |field| {
                 Some(AbroadPlace {
                     name: field(0)?,
@@ -223,7 +232,12 @@ impl Geography {
         let mut stations: Vec<(&Station, f64)> = self
             .stations
             .iter()
-            .map(|station| (station, distance_km(latitude, longitude, station.latitude, station.longitude)))
+            .map(|station| {
+                (
+                    station,
+                    distance_km(latitude, longitude, station.latitude, station.longitude),
+                )
+            })
             .collect();
         stations.sort_by(|left, right| left.1.total_cmp(&right.1).then_with(|| left.0.id.cmp(&right.0.id)));
         stations.truncate(limit);
@@ -239,9 +253,16 @@ impl Geography {
             .map(|place| to(place.latitude, place.longitude))
             .enumerate()
             .min_by(|left, right| left.1.total_cmp(&right.1));
-        let abroad =
-            self.abroad.iter().map(|place| to(place.latitude, place.longitude)).fold(f64::INFINITY, f64::min);
-        let sea = self.sea.iter().map(|point| to(point.0, point.1)).fold(f64::INFINITY, f64::min);
+        let abroad = self
+            .abroad
+            .iter()
+            .map(|place| to(place.latitude, place.longitude))
+            .fold(f64::INFINITY, f64::min);
+        let sea = self
+            .sea
+            .iter()
+            .map(|point| to(point.0, point.1))
+            .fold(f64::INFINITY, f64::min);
         match nearest {
             Some((place, distance_km)) if distance_km <= abroad.min(sea) && distance_km <= COVERAGE_KM => {
                 Coverage::Land { place, distance_km }
@@ -261,7 +282,14 @@ impl Geography {
         let east_km = (longitude - office.longitude) * office.latitude.to_radians().cos() * KM_PER_DEGREE;
         let north_km = (latitude - office.latitude) * KM_PER_DEGREE;
         let cell = |km: f64| (km / CELL_KM).round() as i64 + OFFICE_OFFSET;
-        Some((GridCell { office: office.id.clone(), x: cell(east_km), y: cell(north_km) }, office))
+        Some((
+            GridCell {
+                office: office.id.clone(),
+                x: cell(east_km),
+                y: cell(north_km),
+            },
+            office,
+        ))
     }
 
     /// The middle of a cell, degrees north and east; `None` for an office that does not exist.
@@ -336,10 +364,19 @@ mod tests {
         let geography = geography();
         for place in &geography.places {
             let coverage = geography.coverage(place.latitude, place.longitude);
-            assert!(matches!(coverage, Coverage::Land { distance_km, .. } if distance_km < 0.1), "{}", place.label());
+            assert!(
+                matches!(coverage, Coverage::Land { distance_km, .. } if distance_km < 0.1),
+                "{}",
+                place.label()
+            );
         }
         for place in &geography.abroad {
-            assert_eq!(geography.coverage(place.latitude, place.longitude), Coverage::Outside, "{}", place.label());
+            assert_eq!(
+                geography.coverage(place.latitude, place.longitude),
+                Coverage::Outside,
+                "{}",
+                place.label()
+            );
         }
         assert_eq!(geography.coverage(27.5, -92.5), Coverage::Sea);
         assert_eq!(geography.coverage(0.0, 0.0), Coverage::Outside);
@@ -351,13 +388,20 @@ mod tests {
         for place in &geography.places {
             let (cell, _) = geography.grid_cell(place.latitude, place.longitude).unwrap();
             let (latitude, longitude) = geography.cell_centre(&cell).unwrap();
-            assert!(distance_km(place.latitude, place.longitude, latitude, longitude) < 4.0, "{}", place.label());
+            assert!(
+                distance_km(place.latitude, place.longitude, latitude, longitude) < 4.0,
+                "{}",
+                place.label()
+            );
         }
     }
 
     #[test]
     fn distances_are_those_of_a_globe() {
         let new_york_to_los_angeles = distance_km(40.71, -74.01, 34.05, -118.24);
-        assert!((new_york_to_los_angeles - 3936.0).abs() < 10.0, "{new_york_to_los_angeles}");
+        assert!(
+            (new_york_to_los_angeles - 3936.0).abs() < 10.0,
+            "{new_york_to_los_angeles}"
+        );
     }
 }

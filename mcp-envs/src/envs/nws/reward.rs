@@ -8,10 +8,11 @@
 //! | 1.0 | success: all needed calls, the right value, a clean answer, no more than [`SPARE_CALLS`] calls too many |
 //! | up to 0.1 | the share of needed calls whose tool was called |
 //! | up to 0.2 | the share of needed calls that were right in their arguments and gave the evidence |
-//! | 0.15 | the right value from those calls, in an answer that is not clean |
+//! | 0.15 | the right value from those calls, beside others that compete with it |
 //! | 0 | everything else, above all an answer that no tool result backs |
 //!
-//! Calling many tools in the hope that one fits halves what is left of the partial credit.
+//! A copied tool result or question earns nothing for the value in it. Calling many tools in the hope that one fits
+//! halves what is left of the partial credit.
 
 use trajectory::ToolCall;
 
@@ -39,11 +40,17 @@ pub fn score(prompt: &str, facts: &Facts, episode: &EpisodeView<'_>) -> Reward {
     let within_calls = episode.tool_calls.len() <= n_needed + SPARE_CALLS;
     let success = right_value && verdict.clean && within_calls;
 
-    let share = |count: usize| if n_needed == 0 { 0.0 } else { count as f64 / n_needed as f64 };
+    let share = |count: usize| {
+        if n_needed == 0 {
+            0.0
+        } else {
+            count as f64 / n_needed as f64
+        }
+    };
     let reward = if success {
         1.0
     } else {
-        let value = if right_value { VALUE_CREDIT } else { 0.0 };
+        let value = if right_value && verdict.own { VALUE_CREDIT } else { 0.0 };
         let partial = TOOL_CREDIT * share(progress.n_tools) + ARGUMENT_CREDIT * share(progress.n_right) + value;
         if within_calls { partial } else { partial / 2.0 }
     };

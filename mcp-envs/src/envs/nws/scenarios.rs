@@ -100,7 +100,11 @@ pub fn generate(seed: u64) -> Vec<Scenario> {
     for split in [Split::Train, Split::HeldOut] {
         let generator = Generator::new(Weather::new(seed), Ground::new(seed, split));
         for (kind, n_train, n_held_out) in KINDS {
-            let (count, letter) = if split == Split::Train { (n_train, 't') } else { (n_held_out, 'h') };
+            let (count, letter) = if split == Split::Train {
+                (n_train, 't')
+            } else {
+                (n_held_out, 'h')
+            };
             for (index, question) in generator.questions(kind, count).into_iter().enumerate() {
                 scenarios.push(Scenario {
                     id: format!("nws-{}-{letter}{index:02}", kind.name().replace('_', "-")),

@@ -24,11 +24,23 @@ pub mod output;
 pub mod text;
 
 /// Days of a forecast; four make a text that a small model can read.
-const DAYS: Range = Range { low: 1, high: 7, default: 4 };
+const DAYS: Range = Range {
+    low: 1,
+    high: 7,
+    default: 4,
+};
 /// Hours of an hourly forecast.
-const HOURS: Range = Range { low: 1, high: 48, default: 12 };
+const HOURS: Range = Range {
+    low: 1,
+    high: 48,
+    default: 12,
+};
 /// Stations around a point.
-const STATIONS: Range = Range { low: 1, high: 20, default: 3 };
+const STATIONS: Range = Range {
+    low: 1,
+    high: 20,
+    default: 3,
+};
 /// Stations that are asked for a point's current weather before the nearest one's gaps are accepted.
 const STATIONS_TRIED: usize = 3;
 
@@ -57,7 +69,10 @@ struct Answer {
 impl Answer {
     fn new(text: String, structured: &impl Serialize) -> Self {
         // The outputs are plain structs of numbers and strings, so writing them to JSON cannot fail.
-        Self { text: text::bounded(text), structured: serde_json::to_value(structured).unwrap_or_default() }
+        Self {
+            text: text::bounded(text),
+            structured: serde_json::to_value(structured).unwrap_or_default(),
+        }
     }
 }
 
@@ -65,7 +80,10 @@ impl Answer {
 impl NwsServer {
     /// A server that asks this client.
     pub fn new(client: NwsClient) -> Self {
-        Self { client, tool_router: Self::tool_router() }
+        Self {
+            client,
+            tool_router: Self::tool_router(),
+        }
     }
 
     /// Forecast by day and night.
@@ -220,7 +238,9 @@ impl NwsServer {
                 Err(error) => return Err(error.into()),
             }
         }
-        let (station, observation) = first.ok_or(WeatherError::Incomplete { what: "current observation" })?;
+        let (station, observation) = first.ok_or(WeatherError::Incomplete {
+            what: "current observation",
+        })?;
         Ok((station.id.clone(), Some(station.name.clone()), observation))
     }
 

@@ -34,8 +34,10 @@ pub struct StandIn {
 impl StandIn {
     /// Serves on the listener until dropped. The same seed gives the same weather.
     pub fn start(listener: TcpListener, seed: u64, faults: Faults) -> Result<Self, EnvironmentError> {
-        let address =
-            listener.local_addr().map_err(|source| EnvironmentError::Serve { server: "stand-in", source })?;
+        let address = listener.local_addr().map_err(|source| EnvironmentError::Serve {
+            server: "stand-in",
+            source,
+        })?;
         let weather = Weather::new(seed);
         let stop = CancellationToken::new();
         let served = serve(listener, weather, faults.clone(), stop.clone());
@@ -44,7 +46,12 @@ impl StandIn {
                 tracing::error!(error = &error as &dyn std::error::Error, "the weather stand-in stopped");
             }
         });
-        Ok(Self { address, weather, faults, _stop: stop.drop_guard() })
+        Ok(Self {
+            address,
+            weather,
+            faults,
+            _stop: stop.drop_guard(),
+        })
     }
 
     /// The base URL, for a client in place of `https://api.weather.gov`.
@@ -73,7 +80,10 @@ pub async fn serve(
     axum::serve(listener, routes::router(weather, faults))
         .with_graceful_shutdown(shutdown.cancelled_owned())
         .await
-        .map_err(|source| EnvironmentError::Serve { server: "stand-in", source })
+        .map_err(|source| EnvironmentError::Serve {
+            server: "stand-in",
+            source,
+        })
 }
 
 #[cfg(test)]

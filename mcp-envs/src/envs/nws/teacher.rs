@@ -23,7 +23,6 @@ mod reading;
 
 pub use lesson::{Move, TeacherError};
 
-
 /// The model's name in `GET /v1/models`; requests may use any.
 pub const MODEL: &str = "teacher";
 
@@ -40,7 +39,9 @@ impl Teacher {
             let facts = Facts::deserialize(&scenario.data).ok()?;
             Some((scenario.prompt.trim().to_owned(), (scenario.clone(), facts)))
         });
-        Self { lessons: lessons.collect() }
+        Self {
+            lessons: lessons.collect(),
+        }
     }
 }
 
@@ -53,7 +54,10 @@ pub async fn serve(
     axum::serve(listener, api::router(teacher))
         .with_graceful_shutdown(shutdown.cancelled_owned())
         .await
-        .map_err(|source| EnvironmentError::Serve { server: "teacher", source })
+        .map_err(|source| EnvironmentError::Serve {
+            server: "teacher",
+            source,
+        })
 }
 
 #[cfg(test)]

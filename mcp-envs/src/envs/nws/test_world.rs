@@ -31,7 +31,11 @@ impl World {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stand_in = StandIn::start(listener, seed, Faults::none()).unwrap();
         let client = NwsClient::new(ClientConfig::new(stand_in.url())).unwrap();
-        Self { stand_in, server: NwsServer::new(client), environment: NwsEnvironment::new(seed) }
+        Self {
+            stand_in,
+            server: NwsServer::new(client),
+            environment: NwsEnvironment::new(seed),
+        }
     }
 
     /// Calls a tool and records it the way the proxy does.
@@ -61,7 +65,11 @@ impl World {
     }
 
     pub(crate) fn score(&self, scenario: &Scenario, tool_calls: &[ToolCall], answer: &str) -> Reward {
-        let episode = EpisodeView { answer: Some(answer), tool_calls, n_model_calls: tool_calls.len() + 1 };
+        let episode = EpisodeView {
+            answer: Some(answer),
+            tool_calls,
+            n_model_calls: tool_calls.len() + 1,
+        };
         self.environment.score(scenario, &episode)
     }
 }

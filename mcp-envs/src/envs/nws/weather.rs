@@ -147,11 +147,18 @@ impl LocalTime {
     /// ISO 8601 with the offset, `2026-06-15T09:00:00-05:00`.
     pub fn iso(&self) -> String {
         let sign = if self.offset_hours < 0 { '-' } else { '+' };
-        format!("{}{sign}{:02}:00", self.civil.strftime("%Y-%m-%dT%H:%M:%S"), self.offset_hours.abs())
+        format!(
+            "{}{sign}{:02}:00",
+            self.civil.strftime("%Y-%m-%dT%H:%M:%S"),
+            self.offset_hours.abs()
+        )
     }
 
     fn plus(self, span: Span) -> Self {
-        Self { civil: self.civil.saturating_add(span), ..self }
+        Self {
+            civil: self.civil.saturating_add(span),
+            ..self
+        }
     }
 }
 
@@ -176,7 +183,10 @@ impl Weather {
     /// The frozen clock at a place.
     pub fn now(&self, time_zone: &str) -> LocalTime {
         let offset_hours = summer_offset_hours(time_zone);
-        let civil = self.monday().at(NOW_UTC_HOUR, 0, 0, 0).saturating_add(i64::from(offset_hours).hours());
+        let civil = self
+            .monday()
+            .at(NOW_UTC_HOUR, 0, 0, 0)
+            .saturating_add(i64::from(offset_hours).hours());
         LocalTime { civil, offset_hours }
     }
 
@@ -214,7 +224,15 @@ impl Weather {
         let humidity = humidity(temperature, dewpoint);
         let wind = dice.between(0, 24);
         let wind_degrees = dice.between(0, 7) * 45;
-        let sky = ["Clear", "Mostly Clear", "Partly Cloudy", "Mostly Cloudy", "Cloudy", "Light Rain", ""];
+        let sky = [
+            "Clear",
+            "Mostly Clear",
+            "Partly Cloudy",
+            "Mostly Cloudy",
+            "Cloudy",
+            "Light Rain",
+            "",
+        ];
         // Instruments fail, each on its own.
         let temperature_present = !dice.chance(6);
         Observation {
@@ -231,11 +249,21 @@ impl Weather {
     /// The active alerts of a state, worst first; empty for a code that is not one.
     pub fn alerts(&self, state: &str) -> Vec<Alert> {
         let geography = geography();
-        let Some(state) = geography.state(state) else { return Vec::new() };
+        let Some(state) = geography.state(state) else {
+            return Vec::new();
+        };
         let in_state: Vec<usize> = (0..geography.places.len())
-            .filter(|index| geography.places.get(*index).is_some_and(|place| place.state == state.code))
+            .filter(|index| {
+                geography
+                    .places
+                    .get(*index)
+                    .is_some_and(|place| place.state == state.code)
+            })
             .collect();
-        let Some(time_zone) = in_state.first().and_then(|index| geography.places.get(*index)).map(|p| &p.time_zone)
+        let Some(time_zone) = in_state
+            .first()
+            .and_then(|index| geography.places.get(*index))
+            .map(|p| &p.time_zone)
         else {
             return Vec::new();
         };
@@ -258,7 +286,9 @@ impl Weather {
                 .filter(|(event, severities)| severities.contains(&severity) && !used.contains(event))
                 .map(|(event, _)| *event)
                 .collect();
-            let Some(event) = dice.pick(&events).copied() else { continue };
+            let Some(event) = dice.pick(&events).copied() else {
+                continue;
+            };
             used.push(event);
             let mut places = in_state.clone();
             dice.shuffle(&mut places);
@@ -285,7 +315,12 @@ impl Weather {
         match geography().coverage(latitude, longitude) {
             Coverage::Land { place, .. } => {
                 let state = &geography().places.get(place)?.state;
-                Some(self.alerts(state).into_iter().filter(|alert| alert.places.contains(&place)).collect())
+                Some(
+                    self.alerts(state)
+                        .into_iter()
+                        .filter(|alert| alert.places.contains(&place))
+                        .collect(),
+                )
             }
             Coverage::Sea => Some(Vec::new()),
             Coverage::Outside => None,
@@ -293,21 +328,36 @@ impl Weather {
     }
 
     fn now_at(&self, offset_hours: i8) -> LocalTime {
-        let civil = self.monday().at(NOW_UTC_HOUR, 0, 0, 0).saturating_add(i64::from(offset_hours).hours());
+        let civil = self
+            .monday()
+            .at(NOW_UTC_HOUR, 0, 0, 0)
+            .saturating_add(i64::from(offset_hours).hours());
         LocalTime { civil, offset_hours }
     }
 
     fn site(&self, latitude: f64, longitude: f64) -> Option<Site> {
-        let Coverage::Land { place, distance_km: distance } = geography().coverage(latitude, longitude) else {
+        let Coverage::Land {
+            place,
+            distance_km: distance,
+        } = geography().coverage(latitude, longitude)
+        else {
             return None;
         };
         let place: &Place = geography().places.get(place)?;
         let offset_hours = summer_offset_hours(&place.time_zone);
         if distance <= PLACE_RADIUS_KM {
-            return Some(Site { key: place.label(), latitude: place.latitude, offset_hours });
+            return Some(Site {
+                key: place.label(),
+                latitude: place.latitude,
+                offset_hours,
+            });
         }
         let (cell, _) = geography().grid_cell(latitude, longitude)?;
-        Some(Site { key: format!("{} {},{}", cell.office, cell.x, cell.y), latitude, offset_hours })
+        Some(Site {
+            key: format!("{} {},{}", cell.office, cell.x, cell.y),
+            latitude,
+            offset_hours,
+        })
     }
 
     /// A usual summer high at this latitude, degrees Fahrenheit.
@@ -324,13 +374,17 @@ impl Weather {
         let is_daytime = index.is_multiple_of(2);
         let date = self.monday().saturating_add(day.days());
         let start = date.at(if is_daytime { 6 } else { 18 }, 0, 0, 0);
-        let start = LocalTime { civil: start, offset_hours: site.offset_hours };
-        let high = self.climate(site.latitude) + Dice::new(self.seed, &["high", &site.key, &day.to_string()]).between(-12, 9);
+        let start = LocalTime {
+            civil: start,
+            offset_hours: site.offset_hours,
+        };
+        let high =
+            self.climate(site.latitude) + Dice::new(self.seed, &["high", &site.key, &day.to_string()]).between(-12, 9);
         let mut dice = Dice::new(self.seed, &["period", &site.key, &index.to_string()]);
         let temperature = if is_daytime { high } else { high - dice.between(11, 24) };
         let rain = 10 * dice.between(0, 9);
         let wind_low = 5 * dice.between(1, 4);
-        let wind_high = if dice.chance(25) { wind_low + 5 } else { wind_low };
+        let wind_high = if dice.chance(15) { wind_low + 5 } else { wind_low };
         let wind_direction = dice.pick(&COMPASS).copied().unwrap_or("N");
         let sky = sky(rain, is_daytime, dice.between(0, 1) == 0);
         Period {
@@ -352,7 +406,11 @@ impl Weather {
         let hour = f64::from(start.civil.hour());
         // The warmest hour is three in the afternoon, the coolest three at night.
         let warmth = ((hour - 15.0) / 24.0 * std::f64::consts::TAU).cos();
-        let high = if period.is_daytime { period.temperature } else { period.temperature + 17 };
+        let high = if period.is_daytime {
+            period.temperature
+        } else {
+            period.temperature + 17
+        };
         let temperature = high - (8.5 * (1.0 - warmth)).round() as i64 - dice.between(0, 2);
         let dewpoint = temperature - dice.between(5, 20);
         Hour {
@@ -373,8 +431,12 @@ impl Alert {
     /// `Duluth; Rochester`, the way the service lists areas.
     pub fn area(&self) -> String {
         let places = &geography().places;
-        let names: Vec<&str> =
-            self.places.iter().filter_map(|index| places.get(*index)).map(|place| place.name.as_str()).collect();
+        let names: Vec<&str> = self
+            .places
+            .iter()
+            .filter_map(|index| places.get(*index))
+            .map(|place| place.name.as_str())
+            .collect();
         names.join("; ")
     }
 }
@@ -384,7 +446,6 @@ pub fn compass(degrees: f64) -> &'static str {
     let index = (degrees / 45.0).round().rem_euclid(8.0) as usize;
     COMPASS.get(index).copied().unwrap_or("N")
 }
-
 
 fn period_name(day: i64, is_daytime: bool, weekday: Weekday) -> String {
     match (day, is_daytime) {
@@ -428,7 +489,9 @@ fn humidity(temperature: i64, dewpoint: i64) -> i64 {
         let celsius = (fahrenheit as f64 - 32.0) / 1.8;
         (17.625 * celsius / (243.04 + celsius)).exp()
     };
-    (100.0 * pressure(dewpoint) / pressure(temperature)).round().clamp(1.0, 100.0) as i64
+    (100.0 * pressure(dewpoint) / pressure(temperature))
+        .round()
+        .clamp(1.0, 100.0) as i64
 }
 
 #[cfg(test)]

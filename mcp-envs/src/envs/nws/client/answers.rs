@@ -118,7 +118,11 @@ impl Observation {
     pub fn fahrenheit(&self) -> Option<i64> {
         let quantity = self.temperature.as_ref()?;
         let value = quantity.value?;
-        let fahrenheit = if quantity.unit_code.ends_with("degF") { value } else { value * 1.8 + 32.0 };
+        let fahrenheit = if quantity.unit_code.ends_with("degF") {
+            value
+        } else {
+            value * 1.8 + 32.0
+        };
         Some(fahrenheit.round() as i64)
     }
 
@@ -126,7 +130,11 @@ impl Observation {
     pub fn miles_per_hour(&self) -> Option<i64> {
         let quantity = self.wind_speed.as_ref()?;
         let value = quantity.value?;
-        let miles = if quantity.unit_code.ends_with("m_s-1") { value * 2.236_936 } else { value / 1.609_344 };
+        let miles = if quantity.unit_code.ends_with("m_s-1") {
+            value * 2.236_936
+        } else {
+            value / 1.609_344
+        };
         Some(miles.round() as i64)
     }
 
@@ -221,7 +229,9 @@ impl From<StationFeature> for StationInfo {
         Self {
             id: feature.properties.station_identifier,
             name: feature.properties.name,
-            position: feature.geometry.map(|geometry| (geometry.coordinates.1, geometry.coordinates.0)),
+            position: feature
+                .geometry
+                .map(|geometry| (geometry.coordinates.1, geometry.coordinates.0)),
         }
     }
 }

@@ -38,7 +38,11 @@ pub enum WeatherError {
 
 impl WeatherError {
     pub(super) fn from_transport(error: reqwest::Error) -> Self {
-        if error.is_timeout() { Self::Timeout } else { Self::Unreachable(error) }
+        if error.is_timeout() {
+            Self::Timeout
+        } else {
+            Self::Unreachable(error)
+        }
     }
 
     /// Whether the same request may work a moment later.
@@ -60,10 +64,17 @@ impl WeatherError {
                 "No data: this point is at sea, and the weather service has no marine forecasts. Use a point on land."
                     .to_owned()
             }
-            Self::Problem { status, title, detail, .. } if *status >= 500 => {
+            Self::Problem {
+                status, title, detail, ..
+            } if *status >= 500 => {
                 format!("Weather service error: {}. Try again later.", join(title, detail))
             }
-            Self::Problem { status: 404, title, detail, .. } => format!("Not found: {}.", join(title, detail)),
+            Self::Problem {
+                status: 404,
+                title,
+                detail,
+                ..
+            } => format!("Not found: {}.", join(title, detail)),
             Self::Problem { title, detail, .. } => format!("Request refused: {}.", join(title, detail)),
             Self::Incomplete { what } => format!("No data: the weather service has no {what} for this point."),
             Self::Timeout => "The weather service did not answer in time. Try again later.".to_owned(),
@@ -77,5 +88,9 @@ impl WeatherError {
 
 fn join(title: &str, detail: &str) -> String {
     let detail = detail.trim().trim_end_matches('.');
-    if detail.is_empty() { title.to_owned() } else { format!("{title}. {detail}") }
+    if detail.is_empty() {
+        title.to_owned()
+    } else {
+        format!("{title}. {detail}")
+    }
 }

@@ -11,15 +11,27 @@ const COPIED_WORDS: usize = 6;
 /// What follows these within a sentence is what the choice was made against.
 const AGAINST: [&str; 7] = ["than", "not", "compared", "versus", "rather", "instead", "unlike"];
 /// Comparisons that turn a choice round; an answer with one of them does not say what was asked.
-const REVERSED: [&str; 8] = ["less", "lower", "cooler", "colder", "coolest", "drier", "lowest", "least"];
-const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
+const REVERSED: [&str; 8] = [
+    "less", "lower", "cooler", "colder", "coolest", "drier", "lowest", "least",
+];
+const DAYS: [&str; 7] = [
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+    "Thursday",
+    "Friday",
+    "Saturday",
+    "Sunday",
+];
 
 /// What an answer is worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
     /// It holds the right value.
     pub right_value: bool,
-    /// It is short, it is no copy of a tool result, and it holds nothing that competes with the right value.
+    /// It is short, and a copy neither of a tool result nor of the question.
+    pub own: bool,
+    /// It is the agent's own, and holds nothing that competes with the right value.
     pub clean: bool,
 }
 
@@ -27,11 +39,15 @@ pub struct Verdict {
 pub fn judge(prompt: &str, facts: &Facts, answer: &str, results: &[String]) -> Verdict {
     let mut answer_words = words(answer);
     if answer_words.is_empty() {
-        return Verdict { right_value: false, clean: false };
+        return Verdict {
+            right_value: false,
+            own: false,
+            clean: false,
+        };
     }
-    let is_short = answer_words.len() <= MAX_WORDS;
     // A question is no answer, nor is the given question.
-    let is_own = !is_copied(&answer_words, results)
+    let own = answer_words.len() <= MAX_WORDS
+        && !is_copied(&answer_words, results)
         && !contains_phrase(&answer_words, &words(prompt))
         && !answer.contains('?');
     // "The most severe one" says nothing about a severity, and a place's name nothing about a wind.
@@ -51,7 +67,11 @@ pub fn judge(prompt: &str, facts: &Facts, answer: &str, results: &[String]) -> V
                     || names_other_period(&answer_words, &facts.periods),
             }
         }
-        ExpectedAnswer::Names { groups, others, allowed } => {
+        ExpectedAnswer::Names {
+            groups,
+            others,
+            allowed,
+        } => {
             for subject in &facts.subjects {
                 remove_phrase(&mut answer_words, &words(subject));
             }
@@ -72,7 +92,11 @@ pub fn judge(prompt: &str, facts: &Facts, answer: &str, results: &[String]) -> V
                 || !other_numbers(prompt, answer, &[], &[]).is_empty(),
         },
     };
-    Verdict { right_value: content.right_value, clean: is_short && is_own && !content.competing }
+    Verdict {
+        right_value: content.right_value,
+        own,
+        clean: own && !content.competing,
+    }
 }
 
 struct Content {
@@ -153,9 +177,8 @@ fn lower(name: &str) -> String {
 /// Numbers of the answer that are neither asked for, nor in the question, nor allowed.
 fn other_numbers(prompt: &str, answer: &str, values: &[i64], allowed: &[i64]) -> Vec<f64> {
     let given = numbers(prompt);
-    let is_known = |number: &f64| {
-        given.contains(number) || values.iter().chain(allowed).any(|value| *value as f64 == *number)
-    };
+    let is_known =
+        |number: &f64| given.contains(number) || values.iter().chain(allowed).any(|value| *value as f64 == *number);
     numbers(answer).into_iter().filter(|number| !is_known(number)).collect()
 }
 
@@ -163,13 +186,21 @@ fn other_numbers(prompt: &str, answer: &str, values: &[i64], allowed: &[i64]) ->
 fn names_other_period(answer: &[String], periods: &[String]) -> bool {
     let nights: Vec<String> = DAYS.iter().map(|day| format!("{day} Night")).collect();
     let days = DAYS.iter().map(|day| (*day).to_owned());
-    let all: Vec<String> = days.chain(nights).chain(["Today", "Tonight"].map(str::to_owned)).collect();
+    let all: Vec<String> = days
+        .chain(nights)
+        .chain(["Today", "Tonight"].map(str::to_owned))
+        .collect();
     let asked: Vec<String> = periods.iter().map(|period| canonical(&lower(period))).collect();
-    mentions(answer, all.iter()).iter().map(|said| canonical(said)).any(|said| {
-        // An hour is one of today; "Tuesday" will do for "Tuesday Night", which was asked about.
-        let same = |asked: &String| *asked == said || *asked == format!("{said} night") || !is_period(asked) && said == "monday";
-        !asked.iter().any(same)
-    })
+    mentions(answer, all.iter())
+        .iter()
+        .map(|said| canonical(said))
+        .any(|said| {
+            // An hour is one of today; "Tuesday" will do for "Tuesday Night", which was asked about.
+            let same = |asked: &String| {
+                *asked == said || *asked == format!("{said} night") || !is_period(asked) && said == "monday"
+            };
+            !asked.iter().any(same)
+        })
 }
 
 fn is_period(name: &str) -> bool {
@@ -200,7 +231,10 @@ fn choice(answer: &str, right: &[String], wrong: &[String]) -> bool {
         if sentence.iter().any(|word| REVERSED.contains(&word.as_str())) {
             return false;
         }
-        let against = sentence.iter().position(|word| AGAINST.contains(&word.as_str())).unwrap_or(sentence.len());
+        let against = sentence
+            .iter()
+            .position(|word| AGAINST.contains(&word.as_str()))
+            .unwrap_or(sentence.len());
         let sentence = sentence.get(..against).unwrap_or_default();
         let (last_right, last_wrong) = (last(sentence, &right), last(sentence, &wrong));
         // "Tuesday or Thursday" decides nothing.
@@ -236,11 +270,32 @@ fn sentences(text: &str) -> impl Iterator<Item = &str> {
 /// Whether the answer says that there is nothing.
 fn denies(answer: &[String], of: &str) -> bool {
     const DATA: [&str; 16] = [
-        "no data", "no forecast", "no weather", "no information", "not available", "unavailable", "outside",
-        "not covered", "not cover", "doesn't cover", "no coverage", "cannot", "can't", "could not", "couldn't", "unable",
+        "no data",
+        "no forecast",
+        "no weather",
+        "no information",
+        "not available",
+        "unavailable",
+        "outside",
+        "not covered",
+        "not cover",
+        "doesn't cover",
+        "no coverage",
+        "cannot",
+        "can't",
+        "could not",
+        "couldn't",
+        "unable",
     ];
     const ALERTS: [&str; 9] = [
-        "no active", "no alerts", "no alert", "no weather alerts", "no current", "none", "not any", "aren't any",
+        "no active",
+        "no alerts",
+        "no alert",
+        "no weather alerts",
+        "no current",
+        "none",
+        "not any",
+        "aren't any",
         "no warnings",
     ];
     let phrases: &[&str] = if of == "alerts" { &ALERTS } else { &DATA };
@@ -250,7 +305,9 @@ fn denies(answer: &[String], of: &str) -> bool {
 /// Whether the answer holds a whole line of a tool result.
 fn is_copied(answer: &[String], results: &[String]) -> bool {
     let lines = results.iter().flat_map(|result| result.lines()).map(words);
-    lines.into_iter().any(|line| line.len() >= COPIED_WORDS && contains_phrase(answer, &line))
+    lines
+        .into_iter()
+        .any(|line| line.len() >= COPIED_WORDS && contains_phrase(answer, &line))
 }
 
 #[cfg(test)]

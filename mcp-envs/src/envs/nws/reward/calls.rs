@@ -24,7 +24,10 @@ pub fn progress(needed: &[ExpectedCall], recorded: &[ToolCall]) -> Progress {
         let mut used = vec![false; recorded.len()];
         let mut found = 0;
         for expected in needed {
-            let fits = recorded.iter().zip(&used).position(|(call, used)| !used && matches(expected, call));
+            let fits = recorded
+                .iter()
+                .zip(&used)
+                .position(|(call, used)| !used && matches(expected, call));
             if let Some(slot) = fits.and_then(|index| used.get_mut(index)) {
                 *slot = true;
                 found += 1;
@@ -32,13 +35,23 @@ pub fn progress(needed: &[ExpectedCall], recorded: &[ToolCall]) -> Progress {
         }
         found
     };
-    Progress { n_tools: count(is_tool), n_right: count(is_right) }
+    Progress {
+        n_tools: count(is_tool),
+        n_right: count(is_right),
+    }
 }
 
 /// All text of a result, as the agent got it.
 pub fn result_text(call: &ToolCall) -> String {
-    let content = call.result.as_ref().and_then(|result| result.get("content")).and_then(Value::as_array);
-    let texts = content.into_iter().flatten().filter_map(|part| part.get("text").and_then(Value::as_str));
+    let content = call
+        .result
+        .as_ref()
+        .and_then(|result| result.get("content"))
+        .and_then(Value::as_array);
+    let texts = content
+        .into_iter()
+        .flatten()
+        .filter_map(|part| part.get("text").and_then(Value::as_str));
     texts.collect::<Vec<&str>>().join("\n")
 }
 

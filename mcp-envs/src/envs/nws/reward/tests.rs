@@ -77,7 +77,14 @@ async fn answers_without_work_earn_nothing() {
     let teacher = Teacher::new(&scenarios);
     for scenario in scenarios.iter().step_by(5) {
         let (_, answer) = world.taught(&teacher, scenario).await;
-        let constants = ["70 F", "Tuesday", "There are no active alerts.", "The service has no data.", "NW", "20%"];
+        let constants = [
+            "70 F",
+            "Tuesday",
+            "There are no active alerts.",
+            "The service has no data.",
+            "NW",
+            "20%",
+        ];
         for guess in constants.iter().copied().chain([answer.as_str(), &scenario.prompt, ""]) {
             assert_eq!(world.score(scenario, &[], guess).reward, 0.0, "{} {guess}", scenario.id);
         }
@@ -94,18 +101,33 @@ async fn right_calls_with_lazy_answers_score_low() {
         let calls = needed_calls(&world, &scenario).await;
         let results: Vec<String> = calls.iter().map(text).collect();
         let copy = results.join("\n");
-        let first_line = results.last().and_then(|result| result.lines().next()).unwrap_or_default().to_owned();
+        let first_line = results
+            .last()
+            .and_then(|result| result.lines().next())
+            .unwrap_or_default()
+            .to_owned();
         let everything = "No data. There are no active alerts. 70 F on Tuesday, 20%, NW, Duluth";
-        let answers = ["It will be 70 F on Tuesday.", &scenario.prompt, &copy, &first_line, "", everything];
+        let answers = [
+            "It will be 70 F on Tuesday.",
+            &scenario.prompt,
+            &copy,
+            &first_line,
+            "",
+            everything,
+        ];
         for ((_, tally), answer) in tallies.iter_mut().zip(answers) {
             tally.add(&world.score(&scenario, &calls, answer));
         }
     }
     for (name, tally) in &tallies {
-        println!("{name}: success {:.3}, mean reward {:.3}", tally.success(), tally.mean());
+        println!(
+            "{name}: success {:.3}, mean reward {:.3}",
+            tally.success(),
+            tally.mean()
+        );
         // "No active alerts in MN." is the answer, copied or not, and so is one half of a choice.
         assert!(tally.success() < 0.06, "{name} {tally:?}");
-        assert!(tally.mean() < 0.5, "{name} {tally:?}");
+        assert!(tally.mean() < 0.36, "{name} {tally:?}");
     }
 }
 
@@ -118,13 +140,24 @@ async fn calling_every_tool_scores_low() {
     for scenario in scenarios.iter().step_by(7) {
         let (mut calls, answer) = world.taught(&teacher, scenario).await;
         let arguments = calls[0].arguments.clone();
-        for tool in ["get_forecast", "get_hourly_forecast", "get_current_weather", "get_alerts", "find_stations", "get_point"] {
+        for tool in [
+            "get_forecast",
+            "get_hourly_forecast",
+            "get_current_weather",
+            "get_alerts",
+            "find_stations",
+            "get_point",
+        ] {
             calls.push(world.call(tool, arguments.clone()).await);
         }
         // Even with the right answer.
         tally.add(&world.score(scenario, &calls, &answer));
     }
-    println!("every tool: success {:.3}, mean reward {:.3}", tally.success(), tally.mean());
+    println!(
+        "every tool: success {:.3}, mean reward {:.3}",
+        tally.success(),
+        tally.mean()
+    );
     assert!(tally.success() == 0.0 && tally.mean() < 0.25, "{tally:?}");
 }
 
@@ -132,15 +165,24 @@ async fn calling_every_tool_scores_low() {
 async fn each_right_step_earns_something() {
     let world = World::new().await;
     let scenarios = world.environment.scenarios().unwrap();
-    let chain = scenarios.iter().find(|scenario| scenario.kind == "station_observation").unwrap();
+    let chain = scenarios
+        .iter()
+        .find(|scenario| scenario.kind == "station_observation")
+        .unwrap();
     let calls = needed_calls(&world, chain).await;
-    let wrong_place = world.call("find_stations", json!({ "latitude": 40.0, "longitude": -100.0 })).await;
+    let wrong_place = world
+        .call("find_stations", json!({ "latitude": 40.0, "longitude": -100.0 }))
+        .await;
     let answer = "I could not find it.";
     let nothing = world.score(chain, &[], answer).reward;
     let tool_only = world.score(chain, &[wrong_place], answer).reward;
     let first_step = world.score(chain, &calls[..1], answer).reward;
     let both_steps = world.score(chain, &calls, answer).reward;
-    let Some(Value::Object(mut rest)) = calls[1].result.clone().map(|result| result["structuredContent"].clone()) else {
+    let Some(Value::Object(mut rest)) = calls[1]
+        .result
+        .clone()
+        .map(|result| result["structuredContent"].clone())
+    else {
         panic!("the second call has structure");
     };
     let value = rest.remove("temperature").unwrap();
@@ -155,9 +197,9 @@ async fn each_right_step_earns_something() {
 async fn an_error_or_too_few_days_back_nothing() {
     let world = World::new().await;
     let scenarios = world.environment.scenarios().unwrap();
-    let scenario = scenarios.iter().find(|scenario| {
-        scenario.kind == "temperature" && facts(scenario).periods == ["Thursday"]
-    });
+    let scenario = scenarios
+        .iter()
+        .find(|scenario| scenario.kind == "temperature" && facts(scenario).periods == ["Thursday"]);
     let scenario = scenario.unwrap();
     let mut calls = needed_calls(&world, scenario).await;
     let teacher = Teacher::new(&scenarios);

@@ -65,7 +65,9 @@ impl Generator {
             }
             let key = [kind.name(), &format!("{:?}", self.ground.split), &turn.to_string()];
             let mut dice = Dice::new(self.weather.seed(), &key);
-            let Some(question) = self.question(kind, questions.len(), turn, &mut dice) else { continue };
+            let Some(question) = self.question(kind, questions.len(), turn, &mut dice) else {
+                continue;
+            };
             if is_clear(&question) && questions.iter().all(|other| other.prompt != question.prompt) {
                 questions.push(question);
             }
@@ -95,7 +97,14 @@ impl Generator {
 
     fn facts(&self, subjects: &[String], measure: &str, calls: Vec<ExpectedCall>, answer: ExpectedAnswer) -> Facts {
         let subjects = subjects.to_vec();
-        Facts { seed: self.weather.seed(), subjects, periods: Vec::new(), measure: measure.to_owned(), calls, answer }
+        Facts {
+            seed: self.weather.seed(),
+            subjects,
+            periods: Vec::new(),
+            measure: measure.to_owned(),
+            calls,
+            answer,
+        }
     }
 
     fn period_value(&self, kind: Kind, index: usize, turn: usize, dice: &mut Dice) -> Option<Question> {
@@ -103,7 +112,11 @@ impl Generator {
         let periods = self.weather.periods(place.latitude, place.longitude)?;
         let period = dice.pick(periods.get(..SHOWN_PERIODS)?)?;
         let (measure, answer, value) = match kind {
-            Kind::Temperature => ("temperature", number(period.temperature), period.temperature.to_string()),
+            Kind::Temperature => (
+                "temperature",
+                number(period.temperature),
+                period.temperature.to_string(),
+            ),
             Kind::RainChance => ("rain", number(period.rain), period.rain.to_string()),
             _ if index.is_multiple_of(2) => {
                 if period.wind_low != period.wind_high {
@@ -122,7 +135,12 @@ impl Generator {
         let call = forecast_call(place, &[&period.name, &value]);
         let mut facts = self.facts(&[place.label()], measure, vec![call], answer);
         facts.periods = vec![period.name.clone()];
-        let prompt = fill(kind, measure, dice, &[("{place}", &at(place)), ("{when}", &when(&period.name))])?;
+        let prompt = fill(
+            kind,
+            measure,
+            dice,
+            &[("{place}", &at(place)), ("{when}", &when(&period.name))],
+        )?;
         Some(Question { prompt, facts })
     }
 
@@ -169,20 +187,35 @@ impl Generator {
         let (answer, evidence) = match alerts.first() {
             None => {
                 let others = all.map(str::to_owned).collect();
-                (ExpectedAnswer::Nothing { others, of: "alerts".to_owned() }, vec!["No"])
+                (
+                    ExpectedAnswer::Nothing {
+                        others,
+                        of: "alerts".to_owned(),
+                    },
+                    vec!["No"],
+                )
             }
             Some(worst) => {
-                let others = all.filter(|name| ![worst.event, worst.severity].contains(name)).map(str::to_owned);
+                let others = all
+                    .filter(|name| ![worst.event, worst.severity].contains(name))
+                    .map(str::to_owned);
                 let groups = vec![vec![worst.event.to_owned()], vec![worst.severity.to_owned()]];
                 // A good answer may say until when.
                 let allowed = numbers(&crate::nws::server::text::day_and_clock(worst.end.civil));
                 let allowed = allowed.into_iter().map(|number| number as i64).collect();
                 let others = others.collect();
-                (ExpectedAnswer::Names { groups, others, allowed }, vec![worst.event, worst.severity])
+                (
+                    ExpectedAnswer::Names {
+                        groups,
+                        others,
+                        allowed,
+                    },
+                    vec![worst.event, worst.severity],
+                )
             }
         };
         let call = call(&["get_alerts"], Target::State(state.code.clone()), &evidence);
-        let facts = self.facts(&[state.name.clone()], "alerts", vec![call], answer);
+        let facts = self.facts(std::slice::from_ref(&state.name), "alerts", vec![call], answer);
         let name = format!("{} ({})", state.name, state.code);
         let prompt = fill(Kind::Alerts, "alerts", dice, &[("{state}", &name)])?;
         Some(Question { prompt, facts })
@@ -192,11 +225,17 @@ impl Generator {
         let place = self.place(turn)?;
         let stations = clear_stations(place, SHOWN_STATIONS)?;
         let (nearest, others) = stations.split_first()?;
-        let distance = geography().nearest_stations(place.latitude, place.longitude, 1).first()?.1;
+        let distance = geography()
+            .nearest_stations(place.latitude, place.longitude, 1)
+            .first()?
+            .1;
         let distance = crate::nws::geography::miles(distance).round() as i64;
         let answer = ExpectedAnswer::Names {
             groups: vec![vec![nearest.id.clone(), nearest.name.clone()]],
-            others: others.iter().flat_map(|other| [other.id.clone(), other.name.clone()]).collect(),
+            others: others
+                .iter()
+                .flat_map(|other| [other.id.clone(), other.name.clone()])
+                .collect(),
             allowed: vec![distance],
         };
         let call = call(&["find_stations"], point(place), &[&nearest.id]);
@@ -210,9 +249,22 @@ impl Generator {
         let (cell, office) = geography().grid_cell(place.latitude, place.longitude)?;
         let (measure, answer) = if index.is_multiple_of(2) {
             let groups = vec![vec![office.id.clone()]];
-            ("office", ExpectedAnswer::Names { groups, others: Vec::new(), allowed: Vec::new() })
+            (
+                "office",
+                ExpectedAnswer::Names {
+                    groups,
+                    others: Vec::new(),
+                    allowed: Vec::new(),
+                },
+            )
         } else {
-            ("grid", ExpectedAnswer::Numbers { values: vec![cell.x, cell.y], allowed: Vec::new() })
+            (
+                "grid",
+                ExpectedAnswer::Numbers {
+                    values: vec![cell.x, cell.y],
+                    allowed: Vec::new(),
+                },
+            )
         };
         let (x, y) = (cell.x.to_string(), cell.y.to_string());
         let call = call(&["get_point"], point(place), &[&office.id, &x, &y]);
@@ -229,7 +281,11 @@ impl Generator {
         let (measure, value) = self.measured(station, index)?;
         let calls = vec![
             call(&["find_stations"], point(place), &[&station.id]),
-            call(&["get_current_weather"], Target::Station(station.id.clone()), &[&value.to_string()]),
+            call(
+                &["get_current_weather"],
+                Target::Station(station.id.clone()),
+                &[&value.to_string()],
+            ),
         ];
         let subjects = [place.label(), station.name.clone()];
         let facts = self.facts(&subjects, measure, calls, number(value));
@@ -262,13 +318,21 @@ impl Generator {
     fn day_comparison(&self, turn: usize, dice: &mut Dice) -> Option<Question> {
         let place = self.place(turn)?;
         let periods = self.weather.periods(place.latitude, place.longitude)?;
-        let mut days: Vec<&Period> = periods.get(..SHOWN_PERIODS)?.iter().filter(|period| period.is_daytime).collect();
+        let mut days: Vec<&Period> = periods
+            .get(..SHOWN_PERIODS)?
+            .iter()
+            .filter(|period| period.is_daytime)
+            .collect();
         dice.shuffle(&mut days);
         let (first, second) = (*days.first()?, *days.get(1)?);
         if (first.rain - second.rain).abs() < RAINIER_LEAD {
             return None;
         }
-        let (right, wrong) = if first.rain > second.rain { (first, second) } else { (second, first) };
+        let (right, wrong) = if first.rain > second.rain {
+            (first, second)
+        } else {
+            (second, first)
+        };
         let answer = ExpectedAnswer::Choice {
             right: ways_to_say(&right.name),
             wrong: ways_to_say(&wrong.name),
@@ -278,7 +342,11 @@ impl Generator {
         let call = forecast_call(place, &[&first.name, &first_rain, &second.name, &second_rain]);
         let mut facts = self.facts(&[place.label()], "rain", vec![call], answer);
         facts.periods = vec![first.name.clone(), second.name.clone()];
-        let parts = [("{place}", at(place)), ("{first}", when(&first.name)), ("{second}", when(&second.name))];
+        let parts = [
+            ("{place}", at(place)),
+            ("{first}", when(&first.name)),
+            ("{second}", when(&second.name)),
+        ];
         let parts = parts.each_ref().map(|(name, value)| (*name, value.as_str()));
         let prompt = fill(Kind::DayComparison, "rain", dice, &parts)?;
         Some(Question { prompt, facts })
@@ -294,7 +362,9 @@ impl Generator {
         }
         let period_index = dice.between(0, SHOWN_PERIODS as i64 - 1) as usize;
         let period_of = |place: &Place| {
-            self.weather.periods(place.latitude, place.longitude).and_then(|periods| periods.get(period_index).cloned())
+            self.weather
+                .periods(place.latitude, place.longitude)
+                .and_then(|periods| periods.get(period_index).cloned())
         };
         let (first_period, second_period) = (period_of(first)?, period_of(second)?);
         let (measure, lead, value): (_, _, fn(&Period) -> i64) = if index % 3 == 2 {
@@ -306,7 +376,11 @@ impl Generator {
         if (first_value - second_value).abs() < lead {
             return None;
         }
-        let (right, wrong) = if first_value > second_value { (first, second) } else { (second, first) };
+        let (right, wrong) = if first_value > second_value {
+            (first, second)
+        } else {
+            (second, first)
+        };
         let answer = ExpectedAnswer::Choice {
             right: vec![right.name.clone()],
             wrong: vec![wrong.name.clone()],
@@ -333,12 +407,21 @@ impl Generator {
         let call = ExpectedCall {
             fails: true,
             ..call(
-                &["get_forecast", "get_hourly_forecast", "get_current_weather", "find_stations", "get_point"],
+                &[
+                    "get_forecast",
+                    "get_hourly_forecast",
+                    "get_current_weather",
+                    "find_stations",
+                    "get_point",
+                ],
                 Target::Point(place.latitude, place.longitude),
                 &[],
             )
         };
-        let answer = ExpectedAnswer::Nothing { others: Vec::new(), of: "data".to_owned() };
+        let answer = ExpectedAnswer::Nothing {
+            others: Vec::new(),
+            of: "data".to_owned(),
+        };
         let mut facts = self.facts(&[place.label()], measure, vec![call], answer);
         facts.periods = vec![name.to_owned()];
         let label = format!("{} ({}, {})", place.label(), place.latitude, place.longitude);
@@ -360,29 +443,45 @@ fn is_clear(question: &Question) -> bool {
 /// The nearest `count` stations, none of which could change places with the next by a rounded coordinate.
 fn clear_stations(place: &Place, count: usize) -> Option<Vec<&'static Station>> {
     let stations = geography().nearest_stations(place.latitude, place.longitude, count + 1);
-    let spaced = stations.windows(2).all(|pair| matches!(pair, [near, far] if far.1 - near.1 >= STATION_GAP_KM));
+    let spaced = stations
+        .windows(2)
+        .all(|pair| matches!(pair, [near, far] if far.1 - near.1 >= STATION_GAP_KM));
     let names: std::collections::HashSet<&str> = stations.iter().map(|(station, _)| station.name.as_str()).collect();
     let clear = spaced && names.len() == count + 1;
     clear.then(|| stations.into_iter().take(count).map(|(station, _)| station).collect())
 }
 
 fn number(value: i64) -> ExpectedAnswer {
-    ExpectedAnswer::Numbers { values: vec![value], allowed: Vec::new() }
+    ExpectedAnswer::Numbers {
+        values: vec![value],
+        allowed: Vec::new(),
+    }
 }
 
 fn direction(period: &Period) -> ExpectedAnswer {
     let is_right = |code: &str| code == period.wind_direction;
     let ways = |right: bool| {
         let chosen = COMPASS_NAMES.iter().filter(move |(code, _)| is_right(code) == right);
-        chosen.flat_map(|(code, name)| [(*code).to_owned(), (*name).to_owned()]).collect::<Vec<String>>()
+        chosen
+            .flat_map(|(code, name)| [(*code).to_owned(), (*name).to_owned()])
+            .collect::<Vec<String>>()
     };
     let allowed = vec![period.wind_low, period.wind_high];
-    ExpectedAnswer::Names { groups: vec![ways(true)], others: ways(false), allowed }
+    ExpectedAnswer::Names {
+        groups: vec![ways(true)],
+        others: ways(false),
+        allowed,
+    }
 }
 
 fn call(tools: &[&str], target: Target, evidence: &[&str]) -> ExpectedCall {
     let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    ExpectedCall { tools: owned(tools), target, evidence: owned(evidence), fails: false }
+    ExpectedCall {
+        tools: owned(tools),
+        target,
+        evidence: owned(evidence),
+        fails: false,
+    }
 }
 
 fn forecast_call(place: &Place, evidence: &[&str]) -> ExpectedCall {

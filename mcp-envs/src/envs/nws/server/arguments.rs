@@ -74,7 +74,11 @@ pub enum ArgumentError {
 impl ArgumentError {
     /// The same for a tool that takes a state as well.
     pub(super) fn or_state(self) -> Self {
-        if matches!(self, Self::Missing { .. }) { Self::NoPlace } else { self }
+        if matches!(self, Self::Missing { .. }) {
+            Self::NoPlace
+        } else {
+            self
+        }
     }
 }
 
@@ -92,7 +96,10 @@ impl Arguments {
     pub fn new(mut arguments: JsonObject, known: &[&str]) -> Result<Self, ArgumentError> {
         arguments.retain(|_, value| !is_absent(value));
         match arguments.keys().find(|name| !known.contains(&name.as_str())) {
-            Some(name) => Err(ArgumentError::Unexpected { name: brief(name), known: known.join(", ") }),
+            Some(name) => Err(ArgumentError::Unexpected {
+                name: brief(name),
+                known: known.join(", "),
+            }),
             None => Ok(Self(arguments)),
         }
     }
@@ -107,19 +114,28 @@ impl Arguments {
 
     /// A whole number in its bounds.
     pub fn integer(&self, name: &'static str, range: Range) -> Result<usize, ArgumentError> {
-        let Some(value) = self.0.get(name) else { return Ok(range.default) };
+        let Some(value) = self.0.get(name) else {
+            return Ok(range.default);
+        };
         let number = number(name, value)?;
         let bounds = range.low as f64..=range.high as f64;
         if !bounds.contains(&number) || number.fract() != 0.0 {
             let (low, high) = (range.low as i64, range.high as i64);
-            return Err(ArgumentError::OutOfRange { name, low, high, value: shown(value) });
+            return Err(ArgumentError::OutOfRange {
+                name,
+                low,
+                high,
+                value: shown(value),
+            });
         }
         Ok(number as usize)
     }
 
     /// A station's id in capitals, where one is given.
     pub fn station(&self) -> Result<Option<String>, ArgumentError> {
-        let Some(value) = self.0.get("station") else { return Ok(None) };
+        let Some(value) = self.0.get("station") else {
+            return Ok(None);
+        };
         let id = value.as_str().map(|text| text.trim().to_ascii_uppercase());
         match id.filter(|id| (3..=8).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric())) {
             Some(id) => Ok(Some(id)),
@@ -133,35 +149,59 @@ impl Arguments {
 
     /// A state's code in capitals, where one is given by code or name.
     pub fn state(&self) -> Result<Option<String>, ArgumentError> {
-        let Some(value) = self.0.get("state") else { return Ok(None) };
+        let Some(value) = self.0.get("state") else {
+            return Ok(None);
+        };
         let text = value.as_str().unwrap_or_default().trim();
         let code = text.to_ascii_uppercase();
         if geography().state(&code).is_some() || OTHER_AREAS.contains(&code.as_str()) {
             return Ok(Some(code));
         }
-        let named = geography().states.iter().find(|state| state.name.eq_ignore_ascii_case(text));
+        let named = geography()
+            .states
+            .iter()
+            .find(|state| state.name.eq_ignore_ascii_case(text));
         let expected = "a two-letter code like MN";
-        let error = || ArgumentError::NotKnown { name: "state", expected, value: shown(value) };
+        let error = || ArgumentError::NotKnown {
+            name: "state",
+            expected,
+            value: shown(value),
+        };
         named.map(|state| Some(state.code.clone())).ok_or_else(error)
     }
 
     /// A severity as the service writes it, where one is given; `all` is the same as none.
     pub fn severity(&self) -> Result<Option<&'static str>, ArgumentError> {
-        let Some(value) = self.0.get("severity") else { return Ok(None) };
+        let Some(value) = self.0.get("severity") else {
+            return Ok(None);
+        };
         let text = value.as_str().unwrap_or_default().trim();
         if text.eq_ignore_ascii_case("all") {
             return Ok(None);
         }
         let expected = "Extreme, Severe, Moderate, Minor or all";
-        let error = || ArgumentError::NotKnown { name: "severity", expected, value: shown(value) };
-        SEVERITIES.into_iter().find(|severity| severity.eq_ignore_ascii_case(text)).map(Some).ok_or_else(error)
+        let error = || ArgumentError::NotKnown {
+            name: "severity",
+            expected,
+            value: shown(value),
+        };
+        SEVERITIES
+            .into_iter()
+            .find(|severity| severity.eq_ignore_ascii_case(text))
+            .map(Some)
+            .ok_or_else(error)
     }
 
     fn degrees(&self, name: &'static str, bound: i64) -> Result<f64, ArgumentError> {
         let value = self.0.get(name).ok_or(ArgumentError::Missing { name })?;
         let degrees = number(name, value)?;
         let possible = (-bound as f64..=bound as f64).contains(&degrees);
-        let error = || ArgumentError::OutOfRange { name, low: -bound, high: bound, value: shown(value) };
+        let error = || ArgumentError::OutOfRange {
+            name,
+            low: -bound,
+            high: bound,
+            value: shown(value),
+        };
         possible.then_some(degrees).ok_or_else(error)
     }
 }
@@ -172,7 +212,10 @@ fn number(name: &'static str, value: &Value) -> Result<f64, ArgumentError> {
         Value::String(text) => text.trim().parse().ok(),
         _ => None,
     };
-    let error = || ArgumentError::NotANumber { name, value: shown(value) };
+    let error = || ArgumentError::NotANumber {
+        name,
+        value: shown(value),
+    };
     number.filter(|number: &f64| number.is_finite()).ok_or_else(error)
 }
 

@@ -131,7 +131,10 @@ pub struct PointOutput {
 
 impl PeriodOutput {
     fn new(period: &ForecastPeriod, name: String) -> Self {
-        let rain = period.probability_of_precipitation.as_ref().and_then(|quantity| quantity.value);
+        let rain = period
+            .probability_of_precipitation
+            .as_ref()
+            .and_then(|quantity| quantity.value);
         let wind = match (&period.wind_direction, &period.wind_speed) {
             (Some(direction), Some(speed)) => Some(format!("{direction} {speed}").trim().to_owned()),
             (None, Some(speed)) => Some(speed.clone()),
@@ -153,8 +156,10 @@ impl PeriodOutput {
 
 impl ForecastOutput {
     pub(super) fn new(periods: &[ForecastPeriod]) -> Self {
-        let periods: Vec<PeriodOutput> =
-            periods.iter().map(|period| PeriodOutput::new(period, period.name.clone())).collect();
+        let periods: Vec<PeriodOutput> = periods
+            .iter()
+            .map(|period| PeriodOutput::new(period, period.name.clone()))
+            .collect();
         // Of equals, the first; `max_by_key` alone would take the last.
         let best = |value: fn(&PeriodOutput) -> Option<i64>| {
             let mut best: Option<&PeriodOutput> = None;
@@ -167,13 +172,19 @@ impl ForecastOutput {
         };
         let warmest = best(|period| period.temperature);
         let wettest = best(|period| Some(period.rain_percent).filter(|rain| *rain > 0));
-        Self { periods, warmest, wettest }
+        Self {
+            periods,
+            warmest,
+            wettest,
+        }
     }
 }
 
 impl HourlyOutput {
     pub(super) fn new(periods: &[ForecastPeriod]) -> Self {
-        let first_day = periods.first().and_then(|period| super::text::local_time(&period.start_time));
+        let first_day = periods
+            .first()
+            .and_then(|period| super::text::local_time(&period.start_time));
         let hours = periods.iter().map(|period| {
             let name = match super::text::local_time(&period.start_time) {
                 // The day is said only where it is another one.
@@ -189,11 +200,16 @@ impl HourlyOutput {
 
 impl ObservationOutput {
     pub(super) fn new(station: String, name: Option<String>, observation: &Observation) -> Self {
-        let sky = observation.text_description.clone().filter(|sky| !sky.trim().is_empty());
+        let sky = observation
+            .text_description
+            .clone()
+            .filter(|sky| !sky.trim().is_empty());
         let direction = observation.wind_direction.as_ref().and_then(|quantity| quantity.value);
         Self {
             station,
-            name: name.or_else(|| observation.station_name.clone()).filter(|name| !name.is_empty()),
+            name: name
+                .or_else(|| observation.station_name.clone())
+                .filter(|name| !name.is_empty()),
             time: observation.timestamp.clone(),
             temperature: observation.fahrenheit(),
             humidity_percent: observation.humidity(),
@@ -206,7 +222,12 @@ impl ObservationOutput {
 
 impl AlertsOutput {
     pub(super) fn new(area: String, severity: Option<&str>, mut alerts: Vec<Alert>) -> Self {
-        let rank = |severity: &str| SEVERITIES.iter().position(|other| *other == severity).unwrap_or(SEVERITIES.len());
+        let rank = |severity: &str| {
+            SEVERITIES
+                .iter()
+                .position(|other| *other == severity)
+                .unwrap_or(SEVERITIES.len())
+        };
         alerts.sort_by_key(|alert| rank(&alert.severity));
         let not_shown = alerts.len().saturating_sub(MAX_ALERTS);
         alerts.truncate(MAX_ALERTS);
@@ -219,7 +240,12 @@ impl AlertsOutput {
                 area: alert.area_desc,
             })
             .collect();
-        Self { area, alerts, not_shown, severity: severity.map(str::to_owned) }
+        Self {
+            area,
+            alerts,
+            not_shown,
+            severity: severity.map(str::to_owned),
+        }
     }
 }
 
@@ -233,7 +259,9 @@ impl StationsOutput {
                 miles(km).round() as i64
             }),
         });
-        Self { stations: stations.collect() }
+        Self {
+            stations: stations.collect(),
+        }
     }
 }
 

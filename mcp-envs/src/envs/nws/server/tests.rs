@@ -13,7 +13,10 @@ async fn results_are_short_lines_with_structure_beside_them() {
     let forecast = world.call("get_forecast", point.clone()).await;
     let lines: Vec<String> = text(&forecast).lines().map(str::to_owned).collect();
     assert_eq!(lines.len(), 9, "{lines:?}");
-    assert!(lines[2].starts_with("Tuesday: ") && lines[2].contains(" F, rain "), "{lines:?}");
+    assert!(
+        lines[2].starts_with("Tuesday: ") && lines[2].contains(" F, rain "),
+        "{lines:?}"
+    );
     assert!(lines[8].starts_with("Warmest: "), "{lines:?}");
     let structured = forecast.result.unwrap()["structuredContent"].clone();
     assert_eq!(structured["periods"][2]["name"], "Tuesday");
@@ -24,7 +27,10 @@ async fn results_are_short_lines_with_structure_beside_them() {
     assert_eq!(stations.lines().count(), 3, "{stations}");
     assert!(stations.lines().all(|line| line.ends_with(" mi")), "{stations}");
     let office = text(&world.call("get_point", point).await);
-    assert!(office.starts_with("Office DLH, grid ") && office.contains("near Duluth, MN"), "{office}");
+    assert!(
+        office.starts_with("Office DLH, grid ") && office.contains("near Duluth, MN"),
+        "{office}"
+    );
 }
 
 #[tokio::test]
@@ -38,7 +44,10 @@ async fn alerts_and_observations_in_a_line_each() {
             None => assert_eq!(said, format!("No active alerts in {}.", state.code)),
             Some(worst) => {
                 assert_eq!(said.lines().count(), alerts.len());
-                assert!(said.starts_with(&format!("{}: {} until ", worst.severity, worst.event)), "{said}");
+                assert!(
+                    said.starts_with(&format!("{}: {} until ", worst.severity, worst.event)),
+                    "{said}"
+                );
             }
         }
     }
@@ -46,7 +55,14 @@ async fn alerts_and_observations_in_a_line_each() {
     assert!(!by_name.is_error);
     let report = text(&world.call("get_current_weather", json!({ "station": "kdlh" })).await);
     assert!(report.starts_with("KDLH Duluth International Airport: "), "{report}");
-    let nearest = text(&world.call("get_current_weather", json!({ "latitude": "46.79", "longitude": "-92.1" })).await);
+    let nearest = text(
+        &world
+            .call(
+                "get_current_weather",
+                json!({ "latitude": "46.79", "longitude": "-92.1" }),
+            )
+            .await,
+    );
     assert!(nearest.contains(" F"), "{nearest}");
 }
 
@@ -55,22 +71,74 @@ async fn wrong_inputs_say_what_to_write() {
     let world = World::new().await;
     for (tool, arguments, said) in [
         ("get_forecast", json!({ "latitude": 46.79 }), "longitude is missing"),
-        ("get_forecast", json!({ "latitude": "north", "longitude": 1 }), "latitude must be a number, not north."),
-        ("get_forecast", json!({ "latitude": 146.79, "longitude": 1 }), "latitude must be from -90 to 90, not 146.79."),
-        ("get_forecast", json!({ "latitude": 46.79, "longitude": -92.1, "days": 9 }), "days must be from 1 to 7, not 9."),
-        ("get_forecast", json!({ "city": "Duluth" }), "There is no argument city. Use latitude, longitude, days."),
-        ("get_hourly_forecast", json!({ "latitude": 46.79, "longitude": -92.1, "hours": 1.5 }), "hours must be from 1 to 48"),
-        ("get_alerts", json!({}), "Give a state, like MN, or latitude and longitude."),
-        ("get_alerts", json!({ "state": "Ontario" }), "state must be a two-letter code like MN, not Ontario."),
-        ("get_alerts", json!({ "state": "MN", "severity": "bad" }), "severity must be Extreme, Severe, Moderate, Minor or all"),
-        ("get_current_weather", json!({ "station": "the airport" }), "station must be a station id like KDLH"),
+        (
+            "get_forecast",
+            json!({ "latitude": "north", "longitude": 1 }),
+            "latitude must be a number, not north.",
+        ),
+        (
+            "get_forecast",
+            json!({ "latitude": 146.79, "longitude": 1 }),
+            "latitude must be from -90 to 90, not 146.79.",
+        ),
+        (
+            "get_forecast",
+            json!({ "latitude": 46.79, "longitude": -92.1, "days": 9 }),
+            "days must be from 1 to 7, not 9.",
+        ),
+        (
+            "get_forecast",
+            json!({ "city": "Duluth" }),
+            "There is no argument city. Use latitude, longitude, days.",
+        ),
+        (
+            "get_hourly_forecast",
+            json!({ "latitude": 46.79, "longitude": -92.1, "hours": 1.5 }),
+            "hours must be from 1 to 48",
+        ),
+        (
+            "get_alerts",
+            json!({}),
+            "Give a state, like MN, or latitude and longitude.",
+        ),
+        (
+            "get_alerts",
+            json!({ "state": "Ontario" }),
+            "state must be a two-letter code like MN, not Ontario.",
+        ),
+        (
+            "get_alerts",
+            json!({ "state": "MN", "severity": "bad" }),
+            "severity must be Extreme, Severe, Moderate, Minor or all",
+        ),
+        (
+            "get_current_weather",
+            json!({ "station": "the airport" }),
+            "station must be a station id like KDLH",
+        ),
         ("get_current_weather", json!({ "station": "KXXX" }), "Not found"),
-        ("get_point", json!({ "latitude": 51.51, "longitude": -0.13 }), "outside the area"),
-        ("get_alerts", json!({ "latitude": 51.51, "longitude": -0.13 }), "outside the area"),
-        ("get_forecast", json!({ "latitude": 27.5, "longitude": -92.5 }), "at sea"),
+        (
+            "get_point",
+            json!({ "latitude": 51.51, "longitude": -0.13 }),
+            "outside the area",
+        ),
+        (
+            "get_alerts",
+            json!({ "latitude": 51.51, "longitude": -0.13 }),
+            "outside the area",
+        ),
+        (
+            "get_forecast",
+            json!({ "latitude": 27.5, "longitude": -92.5 }),
+            "at sea",
+        ),
     ] {
         let call = world.call(tool, arguments.clone()).await;
-        assert!(call.is_error && text(&call).contains(said), "{tool} {arguments}: {}", text(&call));
+        assert!(
+            call.is_error && text(&call).contains(said),
+            "{tool} {arguments}: {}",
+            text(&call)
+        );
     }
 }
 
@@ -79,7 +147,10 @@ async fn failures_of_the_service_are_results() {
     let world = World::new().await;
     let point = json!({ "latitude": 46.79, "longitude": -92.1 });
     for (kind, said) in [
-        (FaultKind::NullLinks, "No data: the weather service has no forecast for this point."),
+        (
+            FaultKind::NullLinks,
+            "No data: the weather service has no forecast for this point.",
+        ),
         (FaultKind::Garbage, "could not be read"),
     ] {
         world.stand_in.faults().set(vec![Fault::always(kind)]);
@@ -97,7 +168,10 @@ fn the_tools_fit_into_a_small_models_prompt() {
 #[test]
 fn long_text_is_cut_visibly() {
     let text = text::bounded("weather ".repeat(1000));
-    assert!(text.len() < 3100 && text.ends_with("(cut: 8000 characters in all; ask for less)"), "{text}");
+    assert!(
+        text.len() < 3100 && text.ends_with("(cut: 8000 characters in all; ask for less)"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -111,7 +185,10 @@ async fn a_session_lists_and_calls_the_tools() {
     assert_eq!(tools.len(), 6);
     assert!(tools.iter().all(|tool| tool.output_schema.is_some()));
     let arguments = json!({ "state": "MN" }).as_object().cloned().unwrap();
-    let result = client.call_tool(CallToolRequestParams::new("get_alerts").with_arguments(arguments)).await.unwrap();
+    let result = client
+        .call_tool(CallToolRequestParams::new("get_alerts").with_arguments(arguments))
+        .await
+        .unwrap();
     let result: Value = serde_json::to_value(result).unwrap();
     assert_eq!(result["structuredContent"]["area"], "MN");
     client.cancel().await.unwrap();

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use jiff::civil::DateTime;
 
-use super::output::{AlertsOutput, ForecastOutput, HourlyOutput, ObservationOutput, PeriodOutput, PointOutput, StationsOutput};
+use super::output::{
+    AlertsOutput, ForecastOutput, HourlyOutput, ObservationOutput, PeriodOutput, PointOutput, StationsOutput,
+};
 use crate::nws::weather::weekday_name;
 
 /// Characters of a result; what is over is cut, visibly.
@@ -12,7 +14,8 @@ const MAX_TEXT: usize = 3000;
 /// Characters of an alert's list of places.
 const MAX_AREA: usize = 60;
 
-/// One line a half day, then what stands out.
+/// One line a half day, then what stands out. The sky is left to the structure: rain and temperature tell most of it,
+/// and it would be a sixth of the text.
 pub fn forecast(output: &ForecastOutput) -> String {
     let mut text = String::new();
     for period in &output.periods {
@@ -20,13 +23,16 @@ pub fn forecast(output: &ForecastOutput) -> String {
         if let Some(wind) = &period.wind {
             let _ = write!(text, ", wind {wind}");
         }
-        if let Some(sky) = &period.sky {
-            let _ = write!(text, ", {sky}");
-        }
         text.push('\n');
     }
     let find = |name: &Option<String>| output.periods.iter().find(|period| Some(&period.name) == name.as_ref());
-    if let Some(PeriodOutput { name, temperature: Some(temperature), unit, .. }) = find(&output.warmest) {
+    if let Some(PeriodOutput {
+        name,
+        temperature: Some(temperature),
+        unit,
+        ..
+    }) = find(&output.warmest)
+    {
         let _ = write!(text, "Warmest: {name} {temperature} {unit}.");
     }
     if let Some(PeriodOutput { name, rain_percent, .. }) = find(&output.wettest) {
@@ -75,7 +81,11 @@ pub fn observation(output: &ObservationOutput) -> String {
 /// One line an alert, worst first.
 pub fn alerts(output: &AlertsOutput) -> String {
     if output.alerts.is_empty() {
-        let severity = output.severity.as_ref().map(|severity| format!("{} ", severity.to_lowercase())).unwrap_or_default();
+        let severity = output
+            .severity
+            .as_ref()
+            .map(|severity| format!("{} ", severity.to_lowercase()))
+            .unwrap_or_default();
         return format!("No active {severity}alerts in {}.", output.area);
     }
     let mut lines: Vec<String> = Vec::new();
@@ -88,7 +98,10 @@ pub fn alerts(output: &AlertsOutput) -> String {
         lines.push(line);
     }
     if output.not_shown > 0 {
-        lines.push(format!("({} more alerts not shown; ask for one severity)", output.not_shown));
+        lines.push(format!(
+            "({} more alerts not shown; ask for one severity)",
+            output.not_shown
+        ));
     }
     lines.join("\n")
 }
@@ -99,7 +112,10 @@ pub fn stations(output: &StationsOutput) -> String {
         return "No stations near this point.".to_owned();
     }
     let line = |station: &super::output::StationOutput| {
-        let distance = station.distance_miles.map(|miles| format!(", {miles} mi")).unwrap_or_default();
+        let distance = station
+            .distance_miles
+            .map(|miles| format!(", {miles} mi"))
+            .unwrap_or_default();
         format!("{} {}{distance}", station.id, station.name)
     };
     let lines: Vec<String> = output.stations.iter().map(line).collect();
@@ -123,7 +139,11 @@ pub fn bounded(text: String) -> String {
     if text.len() <= MAX_TEXT {
         return text;
     }
-    format!("{}\n(cut: {} characters in all; ask for less)", cut(&text, MAX_TEXT), text.len())
+    format!(
+        "{}\n(cut: {} characters in all; ask for less)",
+        cut(&text, MAX_TEXT),
+        text.len()
+    )
 }
 
 /// `71 F, rain 20%` after the period's name.
@@ -144,8 +164,15 @@ pub(super) fn local_time(iso: &str) -> Option<DateTime> {
 /// `5 PM`.
 pub(crate) fn clock(time: DateTime) -> String {
     let hour = time.hour();
-    let (twelve, half) = (if hour % 12 == 0 { 12 } else { hour % 12 }, if hour < 12 { "AM" } else { "PM" });
-    if time.minute() == 0 { format!("{twelve} {half}") } else { format!("{twelve}:{:02} {half}", time.minute()) }
+    let (twelve, half) = (
+        if hour % 12 == 0 { 12 } else { hour % 12 },
+        if hour < 12 { "AM" } else { "PM" },
+    );
+    if time.minute() == 0 {
+        format!("{twelve} {half}")
+    } else {
+        format!("{twelve}:{:02} {half}", time.minute())
+    }
 }
 
 /// `Tue 5 PM`.

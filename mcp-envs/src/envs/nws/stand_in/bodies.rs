@@ -25,7 +25,13 @@ impl Bodies {
     pub(super) fn point(self, latitude: f64, longitude: f64, with_links: bool) -> Option<Value> {
         let (cell, office) = geography().grid_cell(latitude, longitude)?;
         let base = format!("{SERVICE}/gridpoints/{}/{},{}", cell.office, cell.x, cell.y);
-        let link = |path: &str| if with_links { json!(format!("{base}{path}")) } else { Value::Null };
+        let link = |path: &str| {
+            if with_links {
+                json!(format!("{base}{path}"))
+            } else {
+                Value::Null
+            }
+        };
         let place = match geography().coverage(latitude, longitude) {
             Coverage::Land { place, .. } => geography().places.get(place).map(|found| (place, found)),
             Coverage::Sea | Coverage::Outside => None,
@@ -77,14 +83,22 @@ impl Bodies {
     /// `/gridpoints/…/forecast`
     pub(super) fn forecast(self, latitude: f64, longitude: f64) -> Option<Value> {
         let periods = self.weather.periods(latitude, longitude)?;
-        let rows: Vec<Value> = periods.iter().enumerate().map(|(index, period)| period_body(index, period)).collect();
+        let rows: Vec<Value> = periods
+            .iter()
+            .enumerate()
+            .map(|(index, period)| period_body(index, period))
+            .collect();
         Some(self.forecast_body("BaselineForecastGenerator", latitude, longitude, rows))
     }
 
     /// `/gridpoints/…/forecast/hourly`
     pub(super) fn hourly_forecast(self, latitude: f64, longitude: f64) -> Option<Value> {
         let hours = self.weather.hours(latitude, longitude)?;
-        let rows: Vec<Value> = hours.iter().enumerate().map(|(index, hour)| hour_body(index, hour)).collect();
+        let rows: Vec<Value> = hours
+            .iter()
+            .enumerate()
+            .map(|(index, hour)| hour_body(index, hour))
+            .collect();
         Some(self.forecast_body("HourlyForecastGenerator", latitude, longitude, rows))
     }
 
@@ -146,8 +160,10 @@ impl Bodies {
     /// A collection of the stations around a point, nearest first.
     pub(super) fn stations(self, latitude: f64, longitude: f64, limit: usize) -> Value {
         let stations = geography().nearest_stations(latitude, longitude, limit);
-        let ids: Vec<String> =
-            stations.iter().map(|(station, _)| format!("{SERVICE}/stations/{}", station.id)).collect();
+        let ids: Vec<String> = stations
+            .iter()
+            .map(|(station, _)| format!("{SERVICE}/stations/{}", station.id))
+            .collect();
         let features: Vec<Value> = stations.into_iter().map(|(station, _)| self.station(station)).collect();
         json!({
             "@context": context(),
@@ -249,7 +265,9 @@ impl Bodies {
 
     fn utc_now(self) -> String {
         let now = self.weather.now("Pacific/Honolulu");
-        let utc = now.civil.saturating_sub(jiff::Span::new().hours(i64::from(summer_offset_hours("Pacific/Honolulu"))));
+        let utc = now
+            .civil
+            .saturating_sub(jiff::Span::new().hours(i64::from(summer_offset_hours("Pacific/Honolulu"))));
         format!("{}+00:00", utc.strftime("%Y-%m-%dT%H:%M:%S"))
     }
 }
@@ -289,8 +307,16 @@ fn period_body(index: usize, period: &Period) -> Value {
         format!("{} to {} mph", period.wind_low, period.wind_high)
     };
     // The service says nothing where it expects nothing.
-    let rain = if period.rain == 0 { Value::Null } else { json!(period.rain) };
-    let (bound, when) = if period.is_daytime { ("high", "day") } else { ("low", "night") };
+    let rain = if period.rain == 0 {
+        Value::Null
+    } else {
+        json!(period.rain)
+    };
+    let (bound, when) = if period.is_daytime {
+        ("high", "day")
+    } else {
+        ("low", "night")
+    };
     json!({
         "number": index + 1,
         "name": period.name,
@@ -314,7 +340,10 @@ fn period_body(index: usize, period: &Period) -> Value {
 
 fn hour_body(index: usize, hour: &Hour) -> Value {
     let end = hour.start.civil.saturating_add(jiff::Span::new().hours(1));
-    let end = crate::nws::weather::LocalTime { civil: end, offset_hours: hour.start.offset_hours };
+    let end = crate::nws::weather::LocalTime {
+        civil: end,
+        offset_hours: hour.start.offset_hours,
+    };
     json!({
         "number": index + 1,
         "name": "",
@@ -337,7 +366,11 @@ fn hour_body(index: usize, hour: &Hour) -> Value {
 
 fn alert_body(alert: &Alert) -> Value {
     let zones = Bodies::zones(alert);
-    let id = format!("urn:oid:2.49.0.1.840.0.{}.{}", alert.state.to_lowercase(), alert.event.replace(' ', "-"));
+    let id = format!(
+        "urn:oid:2.49.0.1.840.0.{}.{}",
+        alert.state.to_lowercase(),
+        alert.event.replace(' ', "-")
+    );
     let links: Vec<String> = zones.iter().map(|zone| zone_link(zone)).collect();
     json!({
         "id": format!("{SERVICE}/alerts/{id}"),

@@ -41,17 +41,27 @@ pub struct Fault {
 impl Fault {
     /// A fault that strikes every request.
     pub fn always(kind: FaultKind) -> Self {
-        Self { kind, path_prefix: String::new(), times: None }
+        Self {
+            kind,
+            path_prefix: String::new(),
+            times: None,
+        }
     }
 
     /// A fault that strikes the next `times` requests.
     pub fn next(kind: FaultKind, times: u32) -> Self {
-        Self { times: Some(times), ..Self::always(kind) }
+        Self {
+            times: Some(times),
+            ..Self::always(kind)
+        }
     }
 
     /// The same fault, only where the path begins so.
     pub fn under(self, path_prefix: &str) -> Self {
-        Self { path_prefix: path_prefix.to_owned(), ..self }
+        Self {
+            path_prefix: path_prefix.to_owned(),
+            ..self
+        }
     }
 }
 

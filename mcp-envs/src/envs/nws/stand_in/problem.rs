@@ -16,12 +16,22 @@ pub(super) struct Problem {
 
 impl Problem {
     fn new(status: StatusCode, kind: &'static str, title: &'static str, detail: impl Into<String>) -> Self {
-        Self { status, kind, title, detail: detail.into() }
+        Self {
+            status,
+            kind,
+            title,
+            detail: detail.into(),
+        }
     }
 
     pub(super) fn invalid_point(point: &str) -> Self {
         let detail = format!("Unable to provide data for requested point {point}");
-        Self::new(StatusCode::NOT_FOUND, "InvalidPoint", "Data Unavailable For Requested Point", detail)
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "InvalidPoint",
+            "Data Unavailable For Requested Point",
+            detail,
+        )
     }
 
     pub(super) fn invalid_parameter(name: &str, why: &str) -> Self {
@@ -31,7 +41,12 @@ impl Problem {
 
     pub(super) fn marine() -> Self {
         let detail = "Forecasts for marine areas are not yet supported by this API";
-        Self::new(StatusCode::NOT_FOUND, "MarineForecastNotSupported", "Marine Forecast Not Supported", detail)
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "MarineForecastNotSupported",
+            "Marine Forecast Not Supported",
+            detail,
+        )
     }
 
     pub(super) fn not_found(path: &str) -> Self {
@@ -46,12 +61,22 @@ impl Problem {
 
     pub(super) fn unexpected() -> Self {
         let detail = "An unexpected problem has occurred. If this error continues, please contact support";
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "UnexpectedProblem", "Unexpected Problem", detail)
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "UnexpectedProblem",
+            "Unexpected Problem",
+            detail,
+        )
     }
 
     pub(super) fn grid_expired() -> Self {
         let detail = "The requested forecast grid was issued too long ago and has expired";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "ForecastGridExpired", "Forecast Grid Expired", detail)
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "ForecastGridExpired",
+            "Forecast Grid Expired",
+            detail,
+        )
     }
 }
 
@@ -67,6 +92,11 @@ impl IntoResponse for Problem {
             "detail": self.detail,
             "instance": format!("https://api.weather.gov/requests/{correlation}"),
         });
-        (self.status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
+        (
+            self.status,
+            [(header::CONTENT_TYPE, "application/problem+json")],
+            body.to_string(),
+        )
+            .into_response()
     }
 }

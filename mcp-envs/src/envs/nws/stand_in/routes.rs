@@ -114,7 +114,11 @@ async fn point_stations(State(state): State<StandInState>, Path(point): Path<Str
     if geography().coverage(latitude, longitude) == Coverage::Outside {
         return Err(Problem::invalid_point(&point));
     }
-    Ok(geo_json(Bodies::new(state.weather).stations(latitude, longitude, MAX_STATIONS)))
+    Ok(geo_json(Bodies::new(state.weather).stations(
+        latitude,
+        longitude,
+        MAX_STATIONS,
+    )))
 }
 
 async fn grid(
@@ -158,7 +162,9 @@ async fn grid_stations(
             .filter(|limit| (1..=500).contains(limit))
             .ok_or_else(|| Problem::invalid_parameter("limit", "Must be an integer from 1 to 500"))?,
     };
-    Ok(geo_json(Bodies::new(state.weather).stations(latitude, longitude, limit)))
+    Ok(geo_json(
+        Bodies::new(state.weather).stations(latitude, longitude, limit),
+    ))
 }
 
 async fn station(State(state): State<StandInState>, Path(id): Path<String>) -> Result<Response, Problem> {
@@ -177,9 +183,15 @@ async fn alerts(
     State(state): State<StandInState>,
     Query(query): Query<HashMap<String, String>>,
 ) -> Result<Response, Problem> {
-    let locations = ["area", "point", "zone", "region"].iter().filter(|name| query.contains_key(**name)).count();
+    let locations = ["area", "point", "zone", "region"]
+        .iter()
+        .filter(|name| query.contains_key(**name))
+        .count();
     if locations > 1 {
-        return Err(Problem::invalid_parameter("area", "area, point, zone and region exclude each other"));
+        return Err(Problem::invalid_parameter(
+            "area",
+            "area, point, zone and region exclude each other",
+        ));
     }
     let mut alerts: Vec<Alert> = if let Some(area) = query.get("area") {
         let mut alerts = Vec::new();
@@ -195,7 +207,11 @@ async fn alerts(
             Point::Precise(latitude, longitude) => state.weather.alerts_at(latitude, longitude).unwrap_or_default(),
         }
     } else {
-        geography().states.iter().flat_map(|area| state.weather.alerts(&area.code)).collect()
+        geography()
+            .states
+            .iter()
+            .flat_map(|area| state.weather.alerts(&area.code))
+            .collect()
     };
     if let Some(zone) = query.get("zone") {
         let zones: Vec<String> = zone.split(',').map(str::to_ascii_uppercase).collect();
@@ -203,8 +219,14 @@ async fn alerts(
     }
     if let Some(severities) = query.get("severity") {
         let severities: Vec<&str> = severities.split(',').collect();
-        if severities.iter().any(|severity| *severity != "Unknown" && !SEVERITIES.contains(severity)) {
-            return Err(Problem::invalid_parameter("severity", "Must be Extreme, Severe, Moderate, Minor or Unknown"));
+        if severities
+            .iter()
+            .any(|severity| *severity != "Unknown" && !SEVERITIES.contains(severity))
+        {
+            return Err(Problem::invalid_parameter(
+                "severity",
+                "Must be Extreme, Severe, Moderate, Minor or Unknown",
+            ));
         }
         alerts.retain(|alert| severities.contains(&alert.severity));
     }
@@ -237,7 +259,9 @@ fn geo_json(body: Value) -> Response {
 /// Territories and marine areas exist for the service; here they are always quiet.
 fn known_area(code: &str) -> Result<&str, Problem> {
     let known = geography().state(code).is_some() || OTHER_AREAS.contains(&code);
-    known.then_some(code).ok_or_else(|| Problem::invalid_parameter("area", "Must be a state or marine area code"))
+    known
+        .then_some(code)
+        .ok_or_else(|| Problem::invalid_parameter("area", "Must be a state or marine area code"))
 }
 
 enum Point {
@@ -264,9 +288,17 @@ fn read_point(name: &str, text: &str) -> Result<Point, Problem> {
 fn read_cell(office: &str, cell: &str) -> Result<(GridCell, f64, f64), Problem> {
     let path = format!("/gridpoints/{office}/{cell}");
     let (x, y) = cell.split_once(',').ok_or_else(|| Problem::not_found(&path))?;
-    let (Ok(x), Ok(y)) = (x.parse(), y.parse()) else { return Err(Problem::not_found(&path)) };
-    let cell = GridCell { office: office.to_owned(), x, y };
-    let (latitude, longitude) = geography().cell_centre(&cell).ok_or_else(|| Problem::not_found(&path))?;
+    let (Ok(x), Ok(y)) = (x.parse(), y.parse()) else {
+        return Err(Problem::not_found(&path));
+    };
+    let cell = GridCell {
+        office: office.to_owned(),
+        x,
+        y,
+    };
+    let (latitude, longitude) = geography()
+        .cell_centre(&cell)
+        .ok_or_else(|| Problem::not_found(&path))?;
     Ok((cell, latitude, longitude))
 }
 
@@ -275,6 +307,9 @@ fn land_cell(office: &str, cell: &str) -> Result<(GridCell, f64, f64), Problem> 
     match geography().coverage(latitude, longitude) {
         Coverage::Land { .. } => Ok((cell, latitude, longitude)),
         Coverage::Sea => Err(Problem::marine()),
-        Coverage::Outside => Err(Problem::not_found(&format!("/gridpoints/{}/{},{}", cell.office, cell.x, cell.y))),
+        Coverage::Outside => Err(Problem::not_found(&format!(
+            "/gridpoints/{}/{},{}",
+            cell.office, cell.x, cell.y
+        ))),
     }
 }

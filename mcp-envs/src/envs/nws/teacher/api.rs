@@ -37,7 +37,9 @@ struct ChatRequest {
 }
 
 async fn models() -> Json<Value> {
-    Json(json!({ "object": "list", "data": [{ "id": MODEL, "object": "model", "created": 0, "owned_by": "trainyard" }] }))
+    Json(
+        json!({ "object": "list", "data": [{ "id": MODEL, "object": "model", "created": 0, "owned_by": "trainyard" }] }),
+    )
 }
 
 async fn chat_completions(State(teacher): State<Arc<Teacher>>, body: String) -> Response {
@@ -50,7 +52,11 @@ async fn chat_completions(State(teacher): State<Arc<Teacher>>, body: String) -> 
         Err(error) => return refuse(&error.to_string()),
     };
     let answer = ChatAnswer::new(request.model.unwrap_or_else(|| MODEL.to_owned()), next);
-    if request.stream.unwrap_or(false) { answer.streamed() } else { Json(answer.whole()).into_response() }
+    if request.stream.unwrap_or(false) {
+        answer.streamed()
+    } else {
+        Json(answer.whole()).into_response()
+    }
 }
 
 fn refuse(message: &str) -> Response {
@@ -70,14 +76,24 @@ impl ChatAnswer {
     fn new(model: String, next: Move) -> Self {
         let id = format!("chatcmpl-{}", Uuid::now_v7().simple());
         match next {
-            Move::Answer(text) => Self { id, model, content: Some(text), tool_call: None },
+            Move::Answer(text) => Self {
+                id,
+                model,
+                content: Some(text),
+                tool_call: None,
+            },
             Move::Call { tool, arguments } => {
                 let call = json!({
                     "id": format!("call_{}", Uuid::now_v7().simple()),
                     "type": "function",
                     "function": { "name": tool, "arguments": spaced(&arguments) },
                 });
-                Self { id, model, content: None, tool_call: Some(call) }
+                Self {
+                    id,
+                    model,
+                    content: None,
+                    tool_call: Some(call),
+                }
             }
         }
     }
@@ -91,8 +107,7 @@ impl ChatAnswer {
         if let Some(call) = &self.tool_call {
             message["tool_calls"] = json!([call]);
         }
-        let choice =
-            json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": self.finish_reason() });
+        let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": self.finish_reason() });
         json!({ "id": self.id, "object": "chat.completion", "created": 0, "model": self.model, "choices": [choice] })
     }
 
@@ -104,8 +119,7 @@ impl ChatAnswer {
             call["index"] = json!(0);
             deltas.push(json!({ "tool_calls": [call] }));
         }
-        let mut events: Vec<Event> =
-            deltas.into_iter().map(|delta| self.event(&delta, None)).collect();
+        let mut events: Vec<Event> = deltas.into_iter().map(|delta| self.event(&delta, None)).collect();
         events.push(self.event(&json!({}), Some(self.finish_reason())));
         events.push(Event::default().data("[DONE]"));
         Sse::new(stream::iter(events.into_iter().map(Ok::<Event, Infallible>))).into_response()
@@ -122,8 +136,12 @@ impl ChatAnswer {
 
 /// JSON with a space after colons and commas, as Python's `json.dumps` and most models write it.
 fn spaced(arguments: &Value) -> String {
-    let Value::Object(arguments) = arguments else { return arguments.to_string() };
-    let members: Vec<String> =
-        arguments.iter().map(|(name, value)| format!("{}: {value}", Value::from(name.as_str()))).collect();
+    let Value::Object(arguments) = arguments else {
+        return arguments.to_string();
+    };
+    let members: Vec<String> = arguments
+        .iter()
+        .map(|(name, value)| format!("{}: {value}", Value::from(name.as_str())))
+        .collect();
     format!("{{{}}}", members.join(", "))
 }

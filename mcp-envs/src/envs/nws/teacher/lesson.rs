@@ -46,23 +46,42 @@ impl Teacher {
     /// The next move in a conversation of OpenAI messages, with the tools as the request offers them.
     pub fn next(&self, messages: &[Value], tools: &[Value]) -> Result<Move, TeacherError> {
         let is_from = |message: &Value, role: &str| message.get("role").and_then(Value::as_str) == Some(role);
-        let asked = messages.iter().rposition(|message| is_from(message, "user")).ok_or(TeacherError::NoQuestion)?;
+        let asked = messages
+            .iter()
+            .rposition(|message| is_from(message, "user"))
+            .ok_or(TeacherError::NoQuestion)?;
         let (before, after) = messages.split_at(asked + 1);
         let question = before.last().map(text_of).unwrap_or_default();
         let (scenario, facts) = self.lesson(&question)?;
-        let results: Vec<String> = after.iter().filter(|message| is_from(message, "tool")).map(text_of).collect();
+        let results: Vec<String> = after
+            .iter()
+            .filter(|message| is_from(message, "tool"))
+            .map(text_of)
+            .collect();
         match facts.calls.get(results.len()) {
-            Some(call) => Ok(Move::Call { tool: offered(call, tools)?, arguments: arguments(call, facts, &results) }),
-            None => Ok(Move::Answer(answer(scenario, facts, &results).unwrap_or_else(|| GIVE_UP.to_owned()))),
+            Some(call) => Ok(Move::Call {
+                tool: offered(call, tools)?,
+                arguments: arguments(call, facts, &results),
+            }),
+            None => Ok(Move::Answer(
+                answer(scenario, facts, &results).unwrap_or_else(|| GIVE_UP.to_owned()),
+            )),
         }
     }
 
     fn lesson(&self, question: &str) -> Result<&(Scenario, Facts), TeacherError> {
         let exact = self.lessons.get(question.trim());
         // An agent may wrap the question in words of its own.
-        let wrapped = || self.lessons.iter().find(|(prompt, _)| question.contains(prompt.as_str())).map(|(_, found)| found);
+        let wrapped = || {
+            self.lessons
+                .iter()
+                .find(|(prompt, _)| question.contains(prompt.as_str()))
+                .map(|(_, found)| found)
+        };
         let shown = question.chars().take(80).collect();
-        exact.or_else(wrapped).ok_or(TeacherError::UnknownQuestion { question: shown })
+        exact
+            .or_else(wrapped)
+            .ok_or(TeacherError::UnknownQuestion { question: shown })
     }
 }
 
@@ -84,9 +103,15 @@ fn text_of(message: &Value) -> String {
 /// The tool's name as it is offered: some agents put the server's name before it.
 fn offered(call: &ExpectedCall, tools: &[Value]) -> Result<String, TeacherError> {
     let wanted = call.tools.first().cloned().unwrap_or_default();
-    let names = tools.iter().filter_map(|tool| tool.pointer("/function/name").and_then(Value::as_str));
+    let names = tools
+        .iter()
+        .filter_map(|tool| tool.pointer("/function/name").and_then(Value::as_str));
     let fits = |name: &&str| *name == wanted || name.ends_with(&format!("_{wanted}"));
-    names.into_iter().find(fits).map(str::to_owned).ok_or(TeacherError::NoTool { tool: wanted })
+    names
+        .into_iter()
+        .find(fits)
+        .map(str::to_owned)
+        .ok_or(TeacherError::NoTool { tool: wanted })
 }
 
 fn arguments(call: &ExpectedCall, facts: &Facts, results: &[String]) -> Value {
@@ -96,7 +121,11 @@ fn arguments(call: &ExpectedCall, facts: &Facts, results: &[String]) -> Value {
         }
         Target::State(code) => json!({ "state": code }),
         Target::Station(id) => {
-            let read = facts.subjects.get(1).zip(results.last()).and_then(|(name, text)| station_id(text, name));
+            let read = facts
+                .subjects
+                .get(1)
+                .zip(results.last())
+                .and_then(|(name, text)| station_id(text, name));
             json!({ "station": read.unwrap_or(id) })
         }
     }
@@ -104,7 +133,11 @@ fn arguments(call: &ExpectedCall, facts: &Facts, results: &[String]) -> Value {
 
 /// A number as the question writes it: -90 and not -90.0.
 fn plain(degrees: f64) -> Value {
-    if degrees.fract() == 0.0 { json!(degrees as i64) } else { json!(degrees) }
+    if degrees.fract() == 0.0 {
+        json!(degrees as i64)
+    } else {
+        json!(degrees)
+    }
 }
 
 /// The answer, from the tool results; `None` where they do not hold it.
@@ -114,10 +147,18 @@ fn answer(scenario: &Scenario, facts: &Facts, results: &[String]) -> Option<Stri
     let first = results.first()?;
     let last = results.last()?;
     // Two ways to say most things, so that what is learnt is not one string.
-    let varied = |one: String, other: String| if scenario.id.ends_with(['0', '2', '4', '6', '8']) { one } else { other };
+    let varied = |one: String, other: String| {
+        if scenario.id.ends_with(['0', '2', '4', '6', '8']) {
+            one
+        } else {
+            other
+        }
+    };
     if is(Kind::OutsideCoverage) {
         let place = facts.subjects.first()?;
-        return first.starts_with("No data").then(|| format!("The service has no data for {place}."));
+        return first
+            .starts_with("No data")
+            .then(|| format!("The service has no data for {place}."));
     }
     if is(Kind::Alerts) {
         let state = facts.subjects.first()?;
@@ -137,7 +178,12 @@ fn answer(scenario: &Scenario, facts: &Facts, results: &[String]) -> Option<Stri
         return Some(format!("The nearest station is {id}, {name}."));
     }
     if is(Kind::GridPoint) {
-        let cell = || Some((number_after(first, "grid ")?, number_after(first.split_once("grid ")?.1.split_once(',')?.1, "")?));
+        let cell = || {
+            Some((
+                number_after(first, "grid ")?,
+                number_after(first.split_once("grid ")?.1.split_once(',')?.1, "")?,
+            ))
+        };
         return match facts.measure.as_str() {
             "office" => Some(format!("The office is {}.", word_after(first, "Office ")?)),
             _ => cell().map(|(x, y)| format!("The grid cell is {x},{y}.")),
@@ -163,19 +209,27 @@ fn answer(scenario: &Scenario, facts: &Facts, results: &[String]) -> Option<Stri
     }
     if is(Kind::DayComparison) {
         let (one, other) = (facts.periods.first()?, facts.periods.get(1)?);
-        let (one_rain, other_rain) =
-            (number_after(line(first, one)?, "rain ")?, number_after(line(first, other)?, "rain ")?);
+        let (one_rain, other_rain) = (
+            number_after(line(first, one)?, "rain ")?,
+            number_after(line(first, other)?, "rain ")?,
+        );
         let more = if one_rain > other_rain { one } else { other };
         return Some(format!("{one} {one_rain}%, {other} {other_rain}%, so {more}."));
     }
     let period = facts.periods.first()?;
     if is(Kind::PlaceComparison) {
         let (one, other) = (city(facts.subjects.first()?), city(facts.subjects.get(1)?));
-        let (label, unit) = if facts.measure == "rain" { ("rain ", "%") } else { ("", " F") };
+        let (label, unit) = if facts.measure == "rain" {
+            ("rain ", "%")
+        } else {
+            ("", " F")
+        };
         let one_value = number_after(line(first, period)?, label)?;
         let other_value = number_after(line(last, period)?, label)?;
         let more = if one_value > other_value { one } else { other };
-        return Some(format!("{one} {one_value}{unit}, {other} {other_value}{unit}, so {more}."));
+        return Some(format!(
+            "{one} {one_value}{unit}, {other} {other_value}{unit}, so {more}."
+        ));
     }
     let forecast = line(first, period)?;
     let when = match period.as_str() {
@@ -187,13 +241,19 @@ fn answer(scenario: &Scenario, facts: &Facts, results: &[String]) -> Option<Stri
     Some(match facts.measure.as_str() {
         "rain" => {
             let rain = number_after(forecast, "rain ")?;
-            varied(format!("The chance of rain is {rain}% {when}."), format!("{rain}% chance of rain {when}."))
+            varied(
+                format!("The chance of rain is {rain}% {when}."),
+                format!("{rain}% chance of rain {when}."),
+            )
         }
         "wind_speed" => format!("The wind will be {} mph {when}.", number_after(forecast, "wind ")?),
         "wind_direction" => format!("The wind will be from the {} {when}.", word_after(forecast, "wind ")?),
         _ => {
             let temperature = number_after(forecast, "")?;
-            varied(format!("It will be {temperature} F {when}."), format!("The temperature will be {temperature} F {when}."))
+            varied(
+                format!("It will be {temperature} F {when}."),
+                format!("The temperature will be {temperature} F {when}."),
+            )
         }
     })
 }
@@ -205,7 +265,10 @@ fn reported(text: &str, measure: &str) -> Option<String> {
     Some(match measure {
         "humidity" => format!("{}%", number_after(values, "humidity ")?),
         "wind_speed" => format!("{} mph", number_after(values, "wind ")?),
-        _ => format!("{} F", number_after(values, "").filter(|_| !values.starts_with("temperature not"))?),
+        _ => format!(
+            "{} F",
+            number_after(values, "").filter(|_| !values.starts_with("temperature not"))?
+        ),
     })
 }
 

@@ -2,7 +2,8 @@
 
 /// The rest of the line that begins with `name` and a colon.
 pub(super) fn line<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
 /// The first whole number after `label`; from the beginning where the label is empty.
@@ -10,7 +11,9 @@ pub(super) fn number_after(text: &str, label: &str) -> Option<i64> {
     let rest = text.get(text.find(label)? + label.len()..)?;
     let start = rest.find(|letter: char| letter.is_ascii_digit())?;
     let digits = rest.get(start..)?;
-    let end = digits.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(digits.len());
+    let end = digits
+        .find(|letter: char| !letter.is_ascii_digit())
+        .unwrap_or(digits.len());
     digits.get(..end)?.parse().ok()
 }
 

@@ -19,20 +19,29 @@ async fn served() -> (String, tokio_util::sync::DropGuard) {
 
 async fn post(url: &str, body: &Value) -> (u16, String) {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let response = client.post(format!("{url}/chat/completions")).json(body).send().await.unwrap();
+    let response = client
+        .post(format!("{url}/chat/completions"))
+        .json(body)
+        .send()
+        .await
+        .unwrap();
     (response.status().as_u16(), response.text().await.unwrap())
 }
 
 #[tokio::test]
 async fn it_calls_the_tool_and_then_reads_the_result() {
     let (url, _stop) = served().await;
-    let scenario = scenarios().into_iter().find(|scenario| scenario.kind == "rain_chance").unwrap();
+    let scenario = scenarios()
+        .into_iter()
+        .find(|scenario| scenario.kind == "rain_chance")
+        .unwrap();
     let facts: Facts = serde_json::from_value(scenario.data.clone()).unwrap();
     let mut messages = vec![
         json!({ "role": "system", "content": "Use the tools." }),
         json!({ "role": "user", "content": [{ "type": "text", "text": scenario.prompt }] }),
     ];
-    let request = |messages: &Vec<Value>| json!({ "model": "m", "messages": messages, "tools": NwsServer::openai_tools() });
+    let request =
+        |messages: &Vec<Value>| json!({ "model": "m", "messages": messages, "tools": NwsServer::openai_tools() });
     let (status, body) = post(&url, &request(&messages)).await;
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &body["model"]), (200, &json!("m")));
@@ -53,17 +62,28 @@ async fn it_calls_the_tool_and_then_reads_the_result() {
 #[tokio::test]
 async fn it_streams_the_same() {
     let (url, _stop) = served().await;
-    let scenario = scenarios().into_iter().find(|scenario| scenario.kind == "alerts").unwrap();
+    let scenario = scenarios()
+        .into_iter()
+        .find(|scenario| scenario.kind == "alerts")
+        .unwrap();
     let messages = json!([{ "role": "user", "content": scenario.prompt }]);
     let request = json!({ "model": "m", "stream": true, "messages": messages, "tools": NwsServer::openai_tools() });
     let (status, body) = post(&url, &request).await;
     assert_eq!(status, 200);
     let events: Vec<&str> = body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
     assert_eq!(events.last(), Some(&"[DONE]"));
-    let chunks: Vec<Value> =
-        events[..events.len() - 1].iter().map(|event| serde_json::from_str(event).unwrap()).collect();
-    let call = chunks.iter().find_map(|chunk| chunk.pointer("/choices/0/delta/tool_calls/0")).unwrap();
-    assert_eq!((&call["index"], &call["function"]["name"]), (&json!(0), &json!("get_alerts")));
+    let chunks: Vec<Value> = events[..events.len() - 1]
+        .iter()
+        .map(|event| serde_json::from_str(event).unwrap())
+        .collect();
+    let call = chunks
+        .iter()
+        .find_map(|chunk| chunk.pointer("/choices/0/delta/tool_calls/0"))
+        .unwrap();
+    assert_eq!(
+        (&call["index"], &call["function"]["name"]),
+        (&json!(0), &json!("get_alerts"))
+    );
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
 }
 
@@ -72,9 +92,15 @@ async fn what_it_cannot_teach_it_refuses() {
     let (url, _stop) = served().await;
     let prompt = scenarios()[0].prompt.clone();
     for (body, said) in [
-        (json!({ "messages": [{ "role": "user", "content": "Hello?" }] }), "knows no scenario"),
+        (
+            json!({ "messages": [{ "role": "user", "content": "Hello?" }] }),
+            "knows no scenario",
+        ),
         (json!({ "messages": [] }), "no user message"),
-        (json!({ "messages": [{ "role": "user", "content": prompt }] }), "no tool named get_forecast"),
+        (
+            json!({ "messages": [{ "role": "user", "content": prompt }] }),
+            "no tool named get_forecast",
+        ),
         (json!({ "prompt": "x" }), "not a chat completion"),
     ] {
         let (status, answer) = post(&url, &body).await;

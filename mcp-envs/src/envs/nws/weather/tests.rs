@@ -30,7 +30,11 @@ fn hours_begin_now_and_follow_the_periods() {
     assert_eq!(hours.len(), N_HOURS);
     assert_eq!(hours[0].start.civil.hour(), 11, "noon in New York is eleven in Duluth");
     assert_eq!(hours[0].start, weather.now(&place.time_zone));
-    assert!(hours[0].start.iso().ends_with("T11:00:00-05:00"), "{}", hours[0].start.iso());
+    assert!(
+        hours[0].start.iso().ends_with("T11:00:00-05:00"),
+        "{}",
+        hours[0].start.iso()
+    );
 }
 
 #[test]
@@ -63,7 +67,12 @@ fn alerts_of_a_state_differ_in_severity_and_event() {
         with_alerts += usize::from(!alerts.is_empty());
         let severities: HashSet<&str> = alerts.iter().map(|alert| alert.severity).collect();
         let events: HashSet<&str> = alerts.iter().map(|alert| alert.event).collect();
-        assert_eq!((severities.len(), events.len()), (alerts.len(), alerts.len()), "{}", state.name);
+        assert_eq!(
+            (severities.len(), events.len()),
+            (alerts.len(), alerts.len()),
+            "{}",
+            state.name
+        );
         assert!(alerts.iter().all(|alert| !alert.places.is_empty()));
     }
     assert!((30..=48).contains(&with_alerts), "{with_alerts} states with alerts");
@@ -73,14 +82,23 @@ fn alerts_of_a_state_differ_in_severity_and_event() {
 #[test]
 fn stations_miss_values_now_and_then() {
     let weather = Weather::new(7);
-    let observations: Vec<Observation> =
-        geography().stations.iter().map(|station| weather.observation(station)).collect();
-    let missing = observations.iter().filter(|observation| observation.temperature.is_none()).count();
+    let observations: Vec<Observation> = geography()
+        .stations
+        .iter()
+        .map(|station| weather.observation(station))
+        .collect();
+    let missing = observations
+        .iter()
+        .filter(|observation| observation.temperature.is_none())
+        .count();
     assert!((10..=100).contains(&missing), "{missing} of {}", observations.len());
     assert!(observations.iter().any(|observation| observation.wind.is_none()));
 }
 
 #[test]
 fn the_compass_has_eight_points() {
-    assert_eq!((compass(0.0), compass(44.0), compass(315.0), compass(359.0)), ("N", "NE", "NW", "N"));
+    assert_eq!(
+        (compass(0.0), compass(44.0), compass(315.0), compass(359.0)),
+        ("N", "NE", "NW", "N")
+    );
 }

@@ -33,7 +33,13 @@ fn check(facts: &Facts, results: &[&str], answers: &[(&str, char)]) {
 
 #[test]
 fn a_number_has_to_be_whole_and_alone() {
-    let facts = facts(ExpectedAnswer::Numbers { values: vec![61], allowed: vec![] }, &["Tuesday"]);
+    let facts = facts(
+        ExpectedAnswer::Numbers {
+            values: vec![61],
+            allowed: vec![],
+        },
+        &["Tuesday"],
+    );
     let result = "Tuesday: 61 F, rain 20%, wind NW 10 mph, Sunny";
     check(
         &facts,
@@ -59,12 +65,46 @@ fn a_number_has_to_be_whole_and_alone() {
 
 #[test]
 fn a_night_may_be_called_by_its_day_and_today_has_two_names() {
-    let night = facts(ExpectedAnswer::Numbers { values: vec![61], allowed: vec![] }, &["Tuesday Night"]);
-    check(&night, &[], &[("61 F on Tuesday Night", '+'), ("61 F on Tuesday", '+'), ("61 F tonight", '~')]);
-    let today = facts(ExpectedAnswer::Numbers { values: vec![61], allowed: vec![] }, &["Today"]);
-    check(&today, &[], &[("61 F today", '+'), ("61 F on Monday", '+'), ("61 F on Tuesday", '~')]);
-    let hour = facts(ExpectedAnswer::Numbers { values: vec![61], allowed: vec![] }, &["5 PM"]);
-    check(&hour, &[], &[("61 F", '+'), ("61 F today", '+'), ("61 F on Tuesday", '~')]);
+    let night = facts(
+        ExpectedAnswer::Numbers {
+            values: vec![61],
+            allowed: vec![],
+        },
+        &["Tuesday Night"],
+    );
+    check(
+        &night,
+        &[],
+        &[
+            ("61 F on Tuesday Night", '+'),
+            ("61 F on Tuesday", '+'),
+            ("61 F tonight", '~'),
+        ],
+    );
+    let today = facts(
+        ExpectedAnswer::Numbers {
+            values: vec![61],
+            allowed: vec![],
+        },
+        &["Today"],
+    );
+    check(
+        &today,
+        &[],
+        &[("61 F today", '+'), ("61 F on Monday", '+'), ("61 F on Tuesday", '~')],
+    );
+    let hour = facts(
+        ExpectedAnswer::Numbers {
+            values: vec![61],
+            allowed: vec![],
+        },
+        &["5 PM"],
+    );
+    check(
+        &hour,
+        &[],
+        &[("61 F", '+'), ("61 F today", '+'), ("61 F on Tuesday", '~')],
+    );
 }
 
 #[test]
@@ -79,7 +119,10 @@ fn names_must_be_the_right_ones_and_no_others() {
         &["Severe: Flash Flood Warning until Tue 6 PM, Duluth"],
         &[
             ("There is a severe Flash Flood Warning.", '+'),
-            ("The most severe alert is a Flash Flood Warning, severity Severe, until 6 PM.", '+'),
+            (
+                "The most severe alert is a Flash Flood Warning, severity Severe, until 6 PM.",
+                '+',
+            ),
             ("The most severe alert is a Flash Flood Warning.", '-'),
             ("A severe Flood Warning.", '-'),
             ("A severe Flash Flood Warning and a moderate Wind Advisory.", '~'),
@@ -95,7 +138,10 @@ fn a_direction_is_no_part_of_another_or_of_a_place() {
         others: owned(&["N", "north", "W", "west", "S", "south"]),
         allowed: vec![10],
     };
-    let facts = Facts { subjects: owned(&["West Fargo, ND"]), ..facts(answer, &["Tuesday"]) };
+    let facts = Facts {
+        subjects: owned(&["West Fargo, ND"]),
+        ..facts(answer, &["Tuesday"])
+    };
     check(
         &facts,
         &[],
@@ -137,7 +183,11 @@ fn a_choice_is_what_was_decided_for() {
 #[test]
 fn the_point_of_a_saint_ends_no_sentence() {
     let (right, wrong) = (owned(&["St. Louis"]), owned(&["Austin"]));
-    let answer = ExpectedAnswer::Choice { right, wrong, allowed: vec![84, 93] };
+    let answer = ExpectedAnswer::Choice {
+        right,
+        wrong,
+        allowed: vec![84, 93],
+    };
     check(
         &facts(answer, &["Thursday"]),
         &[],
@@ -152,7 +202,13 @@ fn the_point_of_a_saint_ends_no_sentence() {
 #[test]
 fn nothing_is_said_plainly() {
     let nothing = |of: &str, others: &[&str]| {
-        facts(ExpectedAnswer::Nothing { others: owned(others), of: of.to_owned() }, &["Tuesday"])
+        facts(
+            ExpectedAnswer::Nothing {
+                others: owned(others),
+                of: of.to_owned(),
+            },
+            &["Tuesday"],
+        )
     };
     check(
         &nothing("data", &[]),
@@ -162,7 +218,10 @@ fn nothing_is_said_plainly() {
             ("I can't get the weather there.", '+'),
             ("It will be 71 F.", '-'),
             ("There is no data, but it will be 71 F.", '~'),
-            ("No data: this point is outside the area that the weather service covers.", '~'),
+            (
+                "No data: this point is outside the area that the weather service covers.",
+                '~',
+            ),
         ],
     );
     check(
@@ -179,6 +238,12 @@ fn nothing_is_said_plainly() {
 
 #[test]
 fn numbers_are_read_as_written() {
-    assert_eq!(numbers("46.79, -92.1: 5-10 mph at 6. 97,98 and v2"), [46.79, 92.1, 5.0, 10.0, 6.0, 97.0, 98.0, 2.0]);
-    assert_eq!(words("Coeur d'Alene, ID: it’s 'warm'"), ["coeur", "d'alene", "id", "it's", "warm"]);
+    assert_eq!(
+        numbers("46.79, -92.1: 5-10 mph at 6. 97,98 and v2"),
+        [46.79, 92.1, 5.0, 10.0, 6.0, 97.0, 98.0, 2.0]
+    );
+    assert_eq!(
+        words("Coeur d'Alene, ID: it’s 'warm'"),
+        ["coeur", "d'alene", "id", "it's", "warm"]
+    );
 }
