@@ -339,7 +339,7 @@ impl Default for TrainerSection {
             alpha: 32.0,
             max_grad_norm: 1.0,
             weight_decay: 0.0,
-            micro_batch_tokens: 1536,
+            micro_batch_tokens: 1024,
             max_failed: 4,
         }
     }

@@ -156,7 +156,10 @@ def run_script(script, late_modules):
         code = code or 1
     late = "\n".join(name for name in list(sys.modules) if name not in known) + "\n"
     if 1 < len(late) <= select.PIPE_BUF:  # what fits is written whole, however many children write
-        os.write(late_modules, late.encode())
+        try:
+            os.write(late_modules, late.encode())
+        except BlockingIOError:
+            pass  # others have filled the pipe; the server learns these names from them or from a later episode
     # Not the interpreter's own end: taking down the preloaded modules one by one would cost what forking has saved.
     os._exit(code & 0xFF)
 
