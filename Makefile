@@ -22,7 +22,7 @@ setup:
 build:
 	@scripts/setup.sh tools libtorch
 	@echo "  build: cargo build --release (about 10 minutes on 2 cores the first time)" >&2
-	$(CARGO) build --release --locked -p cli
+	$(CARGO) build --release --locked -p cli -p mcp-envs
 
 demo: setup build
 	$(TRAINYARD) train -c examples/nws/trainyard.toml --seed $(SEED) $(ARGS)
@@ -35,7 +35,7 @@ resume: setup build
 
 test: setup
 	@echo "  test: cargo test --release --workspace (builds everything; about 15 minutes on 2 cores the first time)" >&2
-	$(CARGO) build --release --locked -p cli
+	$(CARGO) build --release --locked -p cli -p mcp-envs
 	$(CARGO) test --release --locked --workspace --no-fail-fast
 
 lint: setup

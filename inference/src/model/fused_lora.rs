@@ -2,19 +2,24 @@
 
 use tch::Tensor;
 
+use crate::engine::small_matmul;
+
 /// The low-rank update of one fused linear layer: `x · down · up`, with the scale alpha / rank in `up`.
 #[derive(Debug)]
 pub(super) struct LowRank {
-    /// `[in, rank]`: the transposed A's of all modules that the layer fuses, side by side.
+    /// `[in, rank]`: the A's of all modules that the layer fuses, as a transposed view of dense `[rank, in]`.
     pub(super) down: Tensor,
-    /// `[rank, out]`: the transposed B's on a block diagonal, times the scale.
+    /// `[rank, out]`: the B's on a block diagonal, times the scale, as a transposed view of dense `[out, rank]`.
     pub(super) up: Tensor,
 }
 
 impl LowRank {
     /// Adds the update of `input` `[rows, in]` to `output` `[rows, out]` in place. Differentiable.
     pub(super) fn add_to(&self, output: &mut Tensor, input: &Tensor) {
-        let _ = output.addmm_(&input.mm(&self.down), &self.up);
+        let narrow = small_matmul::linear(input, &self.down, None).unwrap_or_else(|| input.mm(&self.down));
+        if !small_matmul::add_linear(output, &narrow, &self.up) {
+            let _ = output.addmm_(&narrow, &self.up);
+        }
     }
 
     fn shallow_clone(&self) -> Self {

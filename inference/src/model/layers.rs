@@ -4,6 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::config::{ModelConfig, RopeScaling};
 use super::fused_lora::{AdapterRows, FusedPart};
+use crate::engine::small_matmul;
 
 /// A linear map without bias, several of Hugging Face's stacked where they read the same input.
 #[derive(Debug)]
@@ -26,12 +27,18 @@ impl Linear {
         }
     }
 
-    /// `[tokens, in]` → `[tokens, out]`.
-    pub(super) fn apply(&self, input: &Tensor) -> Tensor {
-        input.mm(&self.transposed)
+    /// `[tokens, in]` → `[tokens, out]`, plus `residual` where there is one.
+    pub(super) fn apply(&self, input: &Tensor, residual: Option<&Tensor>) -> Tensor {
+        if let Some(output) = small_matmul::linear(input, &self.transposed, residual) {
+            return output;
+        }
+        match residual {
+            Some(residual) => residual.addmm(input, &self.transposed),
+            None => input.mm(&self.transposed),
+        }
     }
 
-    /// `residual + linear(input)`, with the adapters' update at this place (layer and part).
+    /// [`apply`](Self::apply) with the adapters' update at this place (layer and part).
     pub(super) fn apply_with(
         &self,
         input: &Tensor,
@@ -39,10 +46,7 @@ impl Linear {
         adapters: &AdapterRows<'_>,
         place: (usize, FusedPart),
     ) -> Tensor {
-        let mut output = match residual {
-            Some(residual) => residual.addmm(input, &self.transposed),
-            None => self.apply(input),
-        };
+        let mut output = self.apply(input, residual);
         match adapters {
             AdapterRows::Base => {}
             AdapterRows::All(lora) => {

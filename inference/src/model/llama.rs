@@ -162,6 +162,6 @@ impl Llama {
     }
 
     pub(super) fn logits(&self, hidden: &Tensor) -> Tensor {
-        self.head.apply(hidden).to_kind(Kind::Float)
+        self.head.apply(hidden, None).to_kind(Kind::Float)
     }
 }

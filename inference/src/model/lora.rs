@@ -217,12 +217,12 @@ impl LoraAdapter {
             match pair {
                 Some(pair) => {
                     downs.push(pair.a.shallow_clone());
-                    blocks.push(pair.b.tr());
+                    blocks.push(pair.b.shallow_clone());
                 }
-                // No rows of A, but columns that the others must skip.
+                // No rows of A, but outputs that the others must skip.
                 None => {
                     let (_, output) = module_size(&self.model, module);
-                    blocks.push(Tensor::zeros([0, output], (Kind::Float, self.device())));
+                    blocks.push(Tensor::zeros([output, 0], (Kind::Float, self.device())));
                 }
             }
         }
@@ -232,8 +232,8 @@ impl LoraAdapter {
         let scale = self.config.alpha / self.config.rank as f64;
         let up = Tensor::block_diag(&blocks) * scale;
         Some(LowRank {
-            down: Tensor::cat(&downs, 0).tr().contiguous().to_kind(kind),
-            up: up.to_kind(kind),
+            down: Tensor::cat(&downs, 0).to_kind(kind).tr(),
+            up: up.to_kind(kind).tr(),
         })
     }
 

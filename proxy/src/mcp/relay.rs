@@ -94,6 +94,11 @@ impl Session {
         if method == "notifications/initialized" && std::mem::replace(&mut state.confirmed, true) {
             return;
         }
+        // A client that gives up probing for a newer protocol says so; servers of the older one end the session on
+        // any notification that comes before `initialize`.
+        if method == "notifications/cancelled" && state.initialized.is_none() {
+            return;
+        }
         if let Some(process) = &state.process {
             process.notify(message);
         }
