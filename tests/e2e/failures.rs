@@ -53,7 +53,12 @@ fn a_truncated_model_file_is_named() {
 #[test]
 fn a_damaged_gguf_file_is_named() {
     let run = SmallRun::new(&[("model.path", "broken.gguf".into())]);
-    for bytes in [&b""[..], b"GGUF", b"GGUF\x03\0\0\0\xff\xff\xff\xff\xff\xff\xff\x7f\x01\0\0\0\0\0\0\0", b"not a model at all"] {
+    for bytes in [
+        &b""[..],
+        b"GGUF",
+        b"GGUF\x03\0\0\0\xff\xff\xff\xff\xff\xff\xff\x7f\x01\0\0\0\0\0\0\0",
+        b"not a model at all",
+    ] {
         std::fs::write(run.path().join("broken.gguf"), bytes).unwrap();
         refused(&run, &["broken.gguf"]);
     }
@@ -72,11 +77,22 @@ fn a_port_in_use_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let run = SmallRun::new(&[]);
-    let output = trainyard().args(["serve", "--listen", &address, "--model"]).arg(run.path().join("model")).output().unwrap();
+    let output = trainyard()
+        .args(["serve", "--listen", &address, "--model"])
+        .arg(run.path().join("model"))
+        .output()
+        .unwrap();
     usage_error(&output, &[&address, "hint:"]);
     let store = run.path().join("store.db");
     let output = trainyard()
-        .args(["proxy", "--upstream", "http://127.0.0.1:9", "--listen", &address, "--store"])
+        .args([
+            "proxy",
+            "--upstream",
+            "http://127.0.0.1:9",
+            "--listen",
+            &address,
+            "--store",
+        ])
         .arg(&store)
         .output()
         .unwrap();
@@ -86,12 +102,21 @@ fn a_port_in_use_is_named() {
 
 /// A run that was started and has said on standard error that it is past `word`.
 fn start_until(run: &SmallRun, arguments: &[&str], word: &str) -> Child {
-    let mut child = trainyard().args(arguments).current_dir(run.path()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut child = trainyard()
+        .args(arguments)
+        .current_dir(run.path())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     let mut log = String::new();
     let mut reader = BufReader::new(child.stderr.take().unwrap());
     loop {
         let mut line = String::new();
-        assert!(reader.read_line(&mut line).unwrap() > 0, "the run ended before '{word}': {log}");
+        assert!(
+            reader.read_line(&mut line).unwrap() > 0,
+            "the run ended before '{word}': {log}"
+        );
         log.push_str(&line);
         if line.contains(word) {
             break;
@@ -103,7 +128,13 @@ fn start_until(run: &SmallRun, arguments: &[&str], word: &str) -> Child {
 }
 
 fn signal(child: &Child, name: &str) {
-    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args([name, &child.id().to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
 }
 
 /// Processes whose command line holds the run's folder.
@@ -112,8 +143,13 @@ fn processes_of(folder: &Path) -> Vec<String> {
     let commands = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
         let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
         let command = std::fs::read(entry.path().join("cmdline")).ok()?;
-        let text = format!("{} {}", String::from_utf8_lossy(&command), String::from_utf8_lossy(&environment));
-        text.contains(&needle).then(|| String::from_utf8_lossy(&command).replace('\0', " "))
+        let text = format!(
+            "{} {}",
+            String::from_utf8_lossy(&command),
+            String::from_utf8_lossy(&environment)
+        );
+        text.contains(&needle)
+            .then(|| String::from_utf8_lossy(&command).replace('\0', " "))
     });
     commands.collect()
 }
@@ -138,8 +174,16 @@ fn an_interrupt_ends_everything_and_the_run_resumes() {
     let run = long_run();
     let mut child = start_until(&run, &["train", "-c", "run.toml"], "step   1/3");
     signal(&child, "-INT");
-    assert_eq!(gone_within(&mut child, Duration::from_secs(5)), Some(1), "it did not end in 5 seconds");
-    assert_eq!(processes_of(run.path()), Vec::<String>::new(), "processes were left behind");
+    assert_eq!(
+        gone_within(&mut child, Duration::from_secs(5)),
+        Some(1),
+        "it did not end in 5 seconds"
+    );
+    assert_eq!(
+        processes_of(run.path()),
+        Vec::<String>::new(),
+        "processes were left behind"
+    );
     resume_and_check(&run);
 }
 
@@ -153,12 +197,19 @@ fn a_killed_run_resumes_at_the_step_it_lost() {
 }
 
 fn resume_and_check(run: &SmallRun) {
-    let output = trainyard().args(["train", "--resume"]).current_dir(run.path()).output().unwrap();
+    let output = trainyard()
+        .args(["train", "--resume"])
+        .current_dir(run.path())
+        .output()
+        .unwrap();
     let log = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{log}");
     assert!(log.contains("resuming") && !log.contains("step   1/3"), "{log}");
     let rows = std::fs::read_to_string(run.run_folder().join("metrics.jsonl")).unwrap();
-    let steps: Vec<u64> = rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["step"].as_u64().unwrap()).collect();
+    let steps: Vec<u64> = rows
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["step"].as_u64().unwrap())
+        .collect();
     assert_eq!(steps, [1, 2, 3]);
 }
 
@@ -172,8 +223,13 @@ fn a_server_that_is_told_to_stop_stops() {
         .spawn()
         .unwrap();
     let mut first = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
-    assert!(first.starts_with("http://127.0.0.1:"), "the first line is the address: {first}");
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut first)
+        .unwrap();
+    assert!(
+        first.starts_with("http://127.0.0.1:"),
+        "the first line is the address: {first}"
+    );
     signal(&child, "-TERM");
     assert_eq!(gone_within(&mut child, Duration::from_secs(5)), Some(0));
     std::io::stdout().flush().unwrap();

@@ -15,7 +15,11 @@ fn a_run_closes_the_loop() {
     assert!(output.status.success(), "{log}");
     let folder = run.run_folder();
     let printed = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(printed.trim().lines().last().unwrap(), folder.to_str().unwrap(), "the last line is the run's path");
+    assert_eq!(
+        printed.trim().lines().last().unwrap(),
+        folder.to_str().unwrap(),
+        "the last line is the run's path"
+    );
 
     let summary: Value = serde_json::from_slice(&std::fs::read(folder.join("summary.json")).unwrap()).unwrap();
     assert_eq!(summary["steps"], 2, "{summary}");
@@ -23,9 +27,19 @@ fn a_run_closes_the_loop() {
     assert_eq!(summary["episodes"]["tainted"], 0);
     assert_eq!(summary["episodes"]["failed"], 0, "{log}");
     let difference = summary["engine_trainer_max_abs_diff"].as_f64().unwrap();
-    assert!(difference > 0.0 && difference < 1e-4, "engine and trainer differ by {difference}");
+    assert!(
+        difference > 0.0 && difference < 1e-4,
+        "engine and trainer differ by {difference}"
+    );
     assert!(summary["peak_rss_bytes"].as_u64().unwrap() > 10 << 20);
-    for file in ["config.toml", "metrics.jsonl", "reward.svg", "transcripts.md", "results.md", "checkpoint"] {
+    for file in [
+        "config.toml",
+        "metrics.jsonl",
+        "reward.svg",
+        "transcripts.md",
+        "results.md",
+        "checkpoint",
+    ] {
         assert!(folder.join(file).try_exists().unwrap(), "{file} is missing");
     }
     for version in [1, 2] {
@@ -40,7 +54,12 @@ fn a_run_closes_the_loop() {
     assert!(trained > 0, "no group had a gradient: {rows:?}");
 
     let store = Store::open(&folder.join("trajectories.db")).unwrap();
-    let episodes = store.episodes(&EpisodeFilter { split: Some(Split::Train), ..EpisodeFilter::default() }).unwrap();
+    let episodes = store
+        .episodes(&EpisodeFilter {
+            split: Some(Split::Train),
+            ..EpisodeFilter::default()
+        })
+        .unwrap();
     assert_eq!(episodes.len(), 16);
     let mut versions = BTreeSet::new();
     for episode in &episodes {
@@ -48,11 +67,18 @@ fn a_run_closes_the_loop() {
         assert!(!record.calls.is_empty());
         for call in &record.calls {
             assert!(call.prompt_token_ids.as_ref().is_some_and(|ids| !ids.is_empty()));
-            assert_eq!(call.choices[0].token_ids.len(), call.choices[0].behaviour_logprobs.len());
+            assert_eq!(
+                call.choices[0].token_ids.len(),
+                call.choices[0].behaviour_logprobs.len()
+            );
             versions.extend(call.policy_version);
         }
     }
-    assert_eq!(versions, BTreeSet::from([PolicyVersion(0), PolicyVersion(1)]), "step 2 ran on policy@1");
+    assert_eq!(
+        versions,
+        BTreeSet::from([PolicyVersion(0), PolicyVersion(1)]),
+        "step 2 ran on policy@1"
+    );
     assert_ne!(
         std::fs::read(folder.join("adapters/policy@1/adapter_model.safetensors")).unwrap(),
         std::fs::read(folder.join("adapters/policy@2/adapter_model.safetensors")).unwrap(),
@@ -71,14 +97,24 @@ fn a_teacher_warms_the_policy_up() {
     let output = trainyard().args(["train", "-c"]).arg(run.config()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let store = Store::open(&run.run_folder().join("trajectories.db")).unwrap();
-    let episodes = store.episodes(&EpisodeFilter { split: Some(Split::Train), ..EpisodeFilter::default() }).unwrap();
+    let episodes = store
+        .episodes(&EpisodeFilter {
+            split: Some(Split::Train),
+            ..EpisodeFilter::default()
+        })
+        .unwrap();
     assert_eq!(episodes.len(), 4);
     for episode in episodes {
         assert_eq!(episode.reward, Some(1.0), "the teacher is right: {episode:?}");
         let record = store.record(&episode.id).unwrap().unwrap();
         assert!(!record.tool_calls.is_empty(), "the teacher used the tools");
     }
-    let held_out = store.episodes(&EpisodeFilter { split: Some(Split::HeldOut), ..EpisodeFilter::default() }).unwrap();
+    let held_out = store
+        .episodes(&EpisodeFilter {
+            split: Some(Split::HeldOut),
+            ..EpisodeFilter::default()
+        })
+        .unwrap();
     let record = store.record(&held_out[0].id).unwrap().unwrap();
     assert_eq!(record.calls[0].policy_version, Some(PolicyVersion(1)));
 }

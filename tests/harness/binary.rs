@@ -9,7 +9,11 @@ use std::process::Command;
 /// If the executable was not built: `cargo build --release -p cli` makes it.
 pub fn trainyard() -> Command {
     let path = executable();
-    assert!(path.is_file(), "{} is missing; run: cargo build --release -p cli", path.display());
+    assert!(
+        path.is_file(),
+        "{} is missing; run: cargo build --release -p cli",
+        path.display()
+    );
     Command::new(path)
 }
 

@@ -21,9 +21,16 @@ impl SmallRun {
         tiny_model::write(&folder.path().join("model"), 3).unwrap();
         let mut config: toml::Table = toml::from_str(CONFIG).unwrap();
         let agent = Path::new(env!("CARGO_MANIFEST_DIR")).join("harness/small_agent.py");
-        let command = vec![toml::Value::from("python3"), toml::Value::from(agent.to_string_lossy().into_owned())];
+        let command = vec![
+            toml::Value::from("python3"),
+            toml::Value::from(agent.to_string_lossy().into_owned()),
+        ];
         set(&mut config, "agent.command", command.into());
-        set(&mut config, "run.output", folder.path().join("runs").to_string_lossy().into_owned().into());
+        set(
+            &mut config,
+            "run.output",
+            folder.path().join("runs").to_string_lossy().into_owned().into(),
+        );
         for (key, value) in changes {
             set(&mut config, key, value.clone());
         }
@@ -52,7 +59,12 @@ impl SmallRun {
     /// If there is none.
     #[expect(clippy::unwrap_used, reason = "a test can't go on without a run")]
     pub fn run_folder(&self) -> PathBuf {
-        std::fs::read_dir(self.runs()).unwrap().flatten().map(|entry| entry.path()).next().unwrap()
+        std::fs::read_dir(self.runs())
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.path())
+            .next()
+            .unwrap()
     }
 }
 
@@ -88,6 +100,7 @@ steps = 0
 steps = 2
 groups_per_step = 2
 group_size = 4
+max_failed = 2
 learning_rate = 1e-3
 rank = 4
 alpha = 8.0

@@ -40,9 +40,17 @@ pub fn write(folder: &Path, seed: u64) -> std::io::Result<()> {
                    "normalized": false, "special": true})
         })
         .collect();
-    let mut vocab: serde_json::Map<String, Value> =
-        vocabulary.iter().enumerate().map(|(id, token)| (token.clone(), json!(id))).collect();
-    vocab.extend(controls.iter().enumerate().map(|(i, token)| ((*token).to_owned(), json!(256 + i))));
+    let mut vocab: serde_json::Map<String, Value> = vocabulary
+        .iter()
+        .enumerate()
+        .map(|(id, token)| (token.clone(), json!(id)))
+        .collect();
+    vocab.extend(
+        controls
+            .iter()
+            .enumerate()
+            .map(|(i, token)| ((*token).to_owned(), json!(256 + i))),
+    );
     write_json(
         "tokenizer.json",
         &json!({
@@ -66,8 +74,10 @@ pub fn write(folder: &Path, seed: u64) -> std::io::Result<()> {
 }
 
 fn write_weights(path: &Path, vocabulary: usize, seed: u64) -> std::io::Result<()> {
-    let mut shapes: Vec<(String, Vec<usize>)> =
-        vec![("model.embed_tokens.weight".into(), vec![vocabulary, HIDDEN]), ("model.norm.weight".into(), vec![HIDDEN])];
+    let mut shapes: Vec<(String, Vec<usize>)> = vec![
+        ("model.embed_tokens.weight".into(), vec![vocabulary, HIDDEN]),
+        ("model.norm.weight".into(), vec![HIDDEN]),
+    ];
     for layer in 0..LAYERS {
         let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
         shapes.extend([
@@ -94,7 +104,9 @@ fn write_weights(path: &Path, vocabulary: usize, seed: u64) -> std::io::Result<(
     }
     let views: Result<HashMap<&str, TensorView<'_>>, _> = data
         .iter()
-        .map(|(name, (shape, bytes))| TensorView::new(Dtype::F32, shape.clone(), bytes).map(|view| (name.as_str(), view)))
+        .map(|(name, (shape, bytes))| {
+            TensorView::new(Dtype::F32, shape.clone(), bytes).map(|view| (name.as_str(), view))
+        })
         .collect();
     let views = views.map_err(std::io::Error::other)?;
     safetensors::serialize_to_file(views, None, path).map_err(std::io::Error::other)

@@ -41,8 +41,13 @@ impl Progress {
         let failures = count(&self.failures, outcome.failure.is_some());
         self.bar.inc(1);
         let done = self.bar.position().max(1) as f64;
-        let failed = if failures > 0 { format!(", {failures} failed") } else { String::new() };
-        self.bar.set_message(format!("success {:.0} %{failed}", 100.0 * successes as f64 / done));
+        let failed = if failures > 0 {
+            format!(", {failures} failed")
+        } else {
+            String::new()
+        };
+        self.bar
+            .set_message(format!("success {:.0} %{failed}", 100.0 * successes as f64 / done));
     }
 
     /// Counts something that is no episode.

@@ -69,9 +69,7 @@ impl Loaded {
         let usage = |error: &dyn std::error::Error| UsageError::new(chain(error));
         let options = LoadOptions::parse(&config.model.device, &config.model.dtype).map_err(|error| usage(&error))?;
         let environment: Arc<dyn Environment> = match &config.environment.scenarios {
-            Some(path) => {
-                Arc::new(NwsEnvironment::load(path).map_err(|error| usage(&error))?)
-            }
+            Some(path) => Arc::new(NwsEnvironment::load(path).map_err(|error| usage(&error))?),
             None => Arc::new(NwsEnvironment::new(config.environment.seed)),
         };
         let scenarios = environment.scenarios().map_err(|error| usage(&error))?;

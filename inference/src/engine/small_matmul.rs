@@ -35,9 +35,7 @@ pub(crate) fn linear(input: &Tensor, weight: &Tensor, residual: Option<&Tensor>)
 
 /// Adds `input · weight` to `output` in place; false, with nothing done, where [`linear`] would be None.
 pub(crate) fn add_linear(output: &mut Tensor, input: &Tensor, weight: &Tensor) -> bool {
-    is_small(input, weight)
-        && !output.requires_grad()
-        && multiply(input, weight, &Base::Output, output).is_some()
+    is_small(input, weight) && !output.requires_grad() && multiply(input, weight, &Base::Output, output).is_some()
 }
 
 /// Checked before anything is allocated, since most calls of a training step end here.
@@ -54,7 +52,15 @@ fn multiply(input: &Tensor, weight: &Tensor, base: &Base<'_>, output: &mut Tenso
     let mut parts = RowsMut::of(output)?.split_columns(COLUMNS_PER_PART);
     let set = InstructionSet::best();
     Team::current().run(&mut parts, |columns| {
-        dispatch(set, Part { input: &input, weight: &weight, base, columns });
+        dispatch(
+            set,
+            Part {
+                input: &input,
+                weight: &weight,
+                base,
+                columns,
+            },
+        );
     });
     Some(())
 }
@@ -162,7 +168,10 @@ impl Part<'_, '_> {
                         *output = product + residual;
                     }
                 }
-                Base::Output => output.iter_mut().zip(products).for_each(|(output, product)| *output += product),
+                Base::Output => output
+                    .iter_mut()
+                    .zip(products)
+                    .for_each(|(output, product)| *output += product),
             }
         }
     }
@@ -205,6 +214,10 @@ mod tests {
         let wanted = |tensor: &Tensor| tensor.copy().set_requires_grad(true);
         assert!(linear(&wanted(&input), &weight.tr(), None).is_none());
         assert!(linear(&input, &wanted(&weight).tr(), None).is_none());
-        assert!(!add_linear(&mut wanted(&Tensor::zeros([2, 8], options)), &input, &weight.tr()));
+        assert!(!add_linear(
+            &mut wanted(&Tensor::zeros([2, 8], options)),
+            &input,
+            &weight.tr()
+        ));
     }
 }
