@@ -223,7 +223,7 @@ pub(crate) fn save(adapter: &LoraAdapter, directory: &Path, base_model: &str) ->
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
         "r": rank,
-        "lora_alpha": alpha,
+        "lora_alpha": number(*alpha),
         "lora_dropout": 0.0,
         "target_modules": target_modules,
         "bias": "none",
@@ -268,6 +268,15 @@ pub(crate) fn save(adapter: &LoraAdapter, directory: &Path, base_model: &str) ->
     File::open(directory)
         .and_then(|folder| folder.sync_all())
         .map_err(|source| write_error(directory, source))
+}
+
+/// A whole alpha as PEFT writes it, without a decimal point.
+fn number(alpha: f64) -> serde_json::Value {
+    if alpha.fract() == 0.0 && alpha.abs() < 1e9 {
+        json!(alpha as i64)
+    } else {
+        json!(alpha)
+    }
 }
 
 fn write_error(path: &Path, source: std::io::Error) -> InferenceError {

@@ -304,7 +304,7 @@ impl TensorHeader {
                 "tensor {name} has rows of {row} values, not whole blocks of {block_values}"
             ));
         }
-        if self.offset % alignment != 0 {
+        if !self.offset.is_multiple_of(alignment) {
             return damaged(format!("tensor {name} isn't aligned to {alignment} bytes"));
         }
         let n_bytes = (n_values / block_values).checked_mul(block_bytes);

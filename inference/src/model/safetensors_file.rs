@@ -231,11 +231,12 @@ impl SafetensorsFolder {
 
     /// The first tensor that nobody took and that isn't a buffer of old checkpoints or the copy of a tied head.
     pub(super) fn finish(&self, tie_word_embeddings: bool) -> Result<(), InferenceError> {
-        let superfluous = self.places.iter().find(|(name, _)| {
-            !self.taken.contains(*name)
-                && !name.ends_with(".rotary_emb.inv_freq")
-                && !(tie_word_embeddings && name.as_str() == "lm_head.weight")
-        });
+        let expected = |name: &str| {
+            self.taken.contains(name)
+                || name.ends_with(".rotary_emb.inv_freq")
+                || (tie_word_embeddings && name == "lm_head.weight")
+        };
+        let superfluous = self.places.iter().find(|(name, _)| !expected(name));
         match superfluous {
             None => Ok(()),
             Some((name, &index)) => Err(InferenceError::Tensor {
