@@ -3,6 +3,8 @@
 //! `cargo bench -p inference --bench engine -- --model PATH [--prompt-tokens N] [--new-tokens N] [--concurrency N,N] [--out FILE]`.
 //! Each request has a prompt of its own (nothing is shared) and samples a fixed number of tokens. Prints a table and writes `target/bench/engine.json`.
 
+#![expect(clippy::print_stdout, reason = "a table for the person who runs it")]
+
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -62,7 +64,7 @@ impl Args {
 struct Round {
     /// New tokens of all requests, over the time from the first request to the last token.
     tokens_per_second: f64,
-    /// New tokens over the time in which all requests were past their prompts.
+    /// New tokens while every request was past its prompt and none had ended, over that time.
     decode_tokens_per_second: f64,
     /// Prompt tokens over the time to the last first token.
     prompt_tokens_per_second: f64,
@@ -177,10 +179,15 @@ async fn round(
         .collect::<Result<_, _>>()?;
     let firsts: Vec<f64> = times.iter().filter_map(|times| times.first().copied()).collect();
     let (last_first, end) = (max(firsts.iter().copied()), max(times.iter().flatten().copied()));
-    let after = times.iter().flatten().filter(|&&time| time > last_first).count();
+    let first_end = times
+        .iter()
+        .filter_map(|times| times.last().copied())
+        .fold(end, f64::min);
+    let together = |time: f64| time > last_first && time <= first_end;
+    let n_together = times.iter().flatten().filter(|&&time| together(time)).count();
     Ok(Round {
         tokens_per_second: times.iter().map(Vec::len).sum::<usize>() as f64 / end,
-        decode_tokens_per_second: after as f64 / (end - last_first),
+        decode_tokens_per_second: n_together as f64 / (first_end - last_first).max(f64::MIN_POSITIVE),
         prompt_tokens_per_second: (concurrency * args.prompt_tokens) as f64 / last_first,
         time_to_first_token: Duration::from_secs_f64(firsts.iter().sum::<f64>() / firsts.len() as f64),
     })

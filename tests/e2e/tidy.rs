@@ -138,11 +138,8 @@ fn source_files_stay_readable() {
         .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
     {
         let lines = std::fs::read_to_string(path).unwrap().lines().count();
-        // A list of cases, or of one function for each instruction set, is read one item at a time.
-        let is_list = path.ends_with("tests.rs") || path.ends_with("engine/vector_math.rs");
-        let limit = if is_list { 600 } else { 500 };
         assert!(
-            lines <= limit,
+            lines <= 500,
             "{} has {lines} lines: split it by responsibility",
             path.display()
         );

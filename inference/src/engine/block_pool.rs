@@ -4,6 +4,7 @@
 //! values depend on: the adapter, all tokens before it and its own. A remembered block that nobody holds stays
 //! until its room is needed; the longest unused one goes first.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use sha2::{Digest, Sha256};
@@ -116,8 +117,8 @@ impl BlockPool {
 
     /// Remembers a held block, now full. The first block of a content wins; a second one stays anonymous.
     pub(super) fn remember(&mut self, id: BlockId, hash: BlockHash) {
-        if !self.remembered.contains_key(&hash) {
-            self.remembered.insert(hash, id);
+        if let Entry::Vacant(vacant) = self.remembered.entry(hash) {
+            vacant.insert(id);
             self.blocks[id as usize].hash = Some(hash);
         }
     }

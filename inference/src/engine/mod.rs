@@ -22,6 +22,7 @@ mod request;
 mod sampler;
 mod scheduler;
 pub(crate) mod small_matmul;
+pub(crate) mod small_ops;
 mod step;
 mod team;
 mod tensor_view;

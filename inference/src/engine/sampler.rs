@@ -119,7 +119,7 @@ impl Sampler {
                 .iter()
                 .copied()
                 .zip(0..)
-                .filter(|&(logit, _)| !(logit < least_logit))
+                .filter(|&(logit, _)| logit >= least_logit)
                 .collect();
             candidates.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
             candidates

@@ -40,7 +40,10 @@ pub(crate) fn add_linear(output: &mut Tensor, input: &Tensor, weight: &Tensor) -
 
 /// Checked before anything is allocated, since most calls of a training step end here.
 fn is_small(input: &Tensor, weight: &Tensor) -> bool {
-    input.size()[0] <= MAX_ROWS && !input.requires_grad() && !weight.requires_grad()
+    input.size()[0] <= MAX_ROWS
+        && (input.kind(), input.device()) == (Kind::Float, Device::Cpu)
+        && !input.requires_grad()
+        && !weight.requires_grad()
 }
 
 fn multiply(input: &Tensor, weight: &Tensor, base: &Base<'_>, output: &mut Tensor) -> Option<()> {
@@ -136,10 +139,10 @@ impl Part<'_, '_> {
                 }
             }
             let weight: [V; R] = std::array::from_fn(|r| V::load(&weight[r][at..]));
-            for c in 0..C {
-                let input = V::load(&input[c][at..]);
-                for r in 0..R {
-                    sums[c][r] = weight[r].mul_add(input, sums[c][r]);
+            for (sums, input) in sums.iter_mut().zip(input) {
+                let input = V::load(&input[at..]);
+                for (sum, weight) in sums.iter_mut().zip(weight) {
+                    *sum = weight.mul_add(input, *sum);
                 }
             }
             at += V::N;
@@ -147,12 +150,12 @@ impl Part<'_, '_> {
         // What is left of the width, without registers.
         let tail = |r: usize, c: usize| -> f32 { (at..width).map(|at| weight[r][at] * input[c][at]).sum() };
         let first = column - self.columns.range().start;
-        for c in 0..C {
+        for (c, sums) in sums.into_iter().enumerate() {
             let mut products = [0.0; R];
             if R == TILE {
-                products.copy_from_slice(&V::sums(std::array::from_fn(|r| sums[c][r])));
+                products.copy_from_slice(&V::sums(std::array::from_fn(|r| sums[r])));
             } else {
-                products = sums[c].map(V::sum);
+                products = sums.map(V::sum);
             }
             if at < width {
                 for (r, product) in products.iter_mut().enumerate() {

@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::config::{ModelConfig, RopeScaling};
 use super::fused_lora::{AdapterRows, FusedPart};
-use crate::engine::small_matmul;
+use crate::engine::{small_matmul, small_ops};
 
 /// A linear map without bias, several of Hugging Face's stacked where they read the same input.
 #[derive(Debug)]
@@ -91,6 +91,9 @@ impl RmsNorm {
     /// `[tokens, hidden]` → the same shape and kind.
     pub(super) fn apply(&self, input: &Tensor) -> Tensor {
         let kind = input.kind();
+        if let Some(output) = small_ops::rms_norm(input, &self.weight, self.eps) {
+            return output;
+        }
         if kind == Kind::Float {
             return input.rms_norm(self.weight.size(), Some(&self.weight), self.eps);
         }
@@ -154,7 +157,8 @@ pub(super) struct Rotation {
 impl Rotation {
     /// Turns `[tokens, heads, head_dim]`.
     pub(super) fn apply(&self, heads: &Tensor) -> Tensor {
-        (heads * &self.cos).addcmul(&heads.roll([self.half], [2]), &self.sin)
+        small_ops::rotate(heads, &self.cos, &self.sin)
+            .unwrap_or_else(|| (heads * &self.cos).addcmul(&heads.roll([self.half], [2]), &self.sin))
     }
 }
 
@@ -190,6 +194,9 @@ fn inverse_frequencies(config: &ModelConfig) -> Vec<f64> {
 
 /// `silu(gate) · up` of the fused `[tokens, 2 · intermediate]` → `[tokens, intermediate]`.
 pub(super) fn gated_silu(gate_up: &Tensor) -> Tensor {
+    if let Some(output) = small_ops::gated_silu(gate_up) {
+        return output;
+    }
     let intermediate = gate_up.size()[1] / 2;
     let mut gate = gate_up.narrow(1, 0, intermediate);
     let up = gate_up.narrow(1, intermediate, intermediate);
