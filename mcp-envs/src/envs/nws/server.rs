@@ -89,7 +89,7 @@ impl NwsServer {
     /// Forecast by day and night.
     #[tool(
         description = "Forecast by day",
-        input_schema = point_schema(Some(("days", DAYS))),
+        input_schema = point_schema(Some("period"), Some(("days", DAYS))),
         output_schema = schema_for_output::<ForecastOutput>(),
         annotations(read_only_hint = true, open_world_hint = true)
     )]
@@ -100,7 +100,7 @@ impl NwsServer {
     /// Forecast by hour.
     #[tool(
         description = "Forecast by hour",
-        input_schema = point_schema(Some(("hours", HOURS))),
+        input_schema = point_schema(Some("hour"), Some(("hours", HOURS))),
         output_schema = schema_for_output::<HourlyOutput>(),
         annotations(read_only_hint = true, open_world_hint = true)
     )]
@@ -133,7 +133,7 @@ impl NwsServer {
     /// Stations near a point, nearest first.
     #[tool(
         description = "Stations near a point",
-        input_schema = point_schema(Some(("limit", STATIONS))),
+        input_schema = point_schema(None, Some(("limit", STATIONS))),
         output_schema = schema_for_output::<StationsOutput>(),
         annotations(read_only_hint = true, open_world_hint = true)
     )]
@@ -144,7 +144,7 @@ impl NwsServer {
     /// Forecast office and grid cell of a point.
     #[tool(
         description = "Office and grid of a point",
-        input_schema = point_schema(None),
+        input_schema = point_schema(None, None),
         output_schema = schema_for_output::<PointOutput>(),
         annotations(read_only_hint = true, open_world_hint = true)
     )]
@@ -189,24 +189,27 @@ impl NwsServer {
     }
 
     async fn forecast(&self, arguments: JsonObject) -> Result<Answer, ToolError> {
-        let arguments = Arguments::new(arguments, &["latitude", "longitude", "days"])?;
+        let arguments = Arguments::new(arguments, &["latitude", "longitude", "period", "days"])?;
         let coordinates = arguments.coordinates()?;
         let days = arguments.integer("days", DAYS)?;
         let mut periods = self.client.forecast(coordinates).await?;
         // A day is what it says in the forecast: its day and its night; the first may have only a night left.
         let first_is_night = periods.first().is_some_and(|period| !period.is_daytime);
         periods.truncate(2 * days - usize::from(first_is_night));
-        let output = ForecastOutput::new(&periods);
+        let output = ForecastOutput::new(&arguments.named("period", periods, |period| &period.name)?);
         Ok(Answer::new(text::forecast(&output), &output))
     }
 
     async fn hourly_forecast(&self, arguments: JsonObject) -> Result<Answer, ToolError> {
-        let arguments = Arguments::new(arguments, &["latitude", "longitude", "hours"])?;
+        let arguments = Arguments::new(arguments, &["latitude", "longitude", "hour", "hours"])?;
         let coordinates = arguments.coordinates()?;
         let hours = arguments.integer("hours", HOURS)?;
         let mut periods = self.client.hourly_forecast(coordinates).await?;
         periods.truncate(hours);
-        let output = HourlyOutput::new(&periods);
+        let HourlyOutput { hours } = HourlyOutput::new(&periods);
+        let output = HourlyOutput {
+            hours: arguments.named("hour", hours, |hour| &hour.name)?,
+        };
         Ok(Answer::new(text::hourly_forecast(&output), &output))
     }
 
@@ -293,9 +296,12 @@ fn reply(answer: Result<Answer, ToolError>) -> CallToolResult {
     }
 }
 
-/// `latitude`, `longitude`, and perhaps a bounded number.
-fn point_schema(number: Option<(&str, Range)>) -> Arc<JsonObject> {
+/// `latitude`, `longitude`, and perhaps a name that selects and a bounded number.
+fn point_schema(name: Option<&str>, number: Option<(&str, Range)>) -> Arc<JsonObject> {
     let mut properties = json!({ "latitude": { "type": "number" }, "longitude": { "type": "number" } });
+    if let Some(name) = name {
+        properties[name] = json!({ "type": "string" });
+    }
     if let Some((name, range)) = number {
         properties[name] = json!({ "type": "integer", "minimum": range.low, "maximum": range.high });
     }

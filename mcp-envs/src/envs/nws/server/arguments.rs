@@ -51,6 +51,16 @@ pub enum ArgumentError {
         /// What came instead.
         value: String,
     },
+    /// The forecast has no such half day or hour.
+    #[error("{name} must be one of {known}, not {value}.")]
+    NotListed {
+        /// Which.
+        name: &'static str,
+        /// What there is.
+        known: String,
+        /// What came instead.
+        value: String,
+    },
     /// It is not one of the known words.
     #[error("{name} must be {expected}, not {value}.")]
     NotKnown {
@@ -129,6 +139,33 @@ impl Arguments {
             });
         }
         Ok(number as usize)
+    }
+
+    /// Those of `items` whose name is the given one, in any case and spacing; all where none is given.
+    pub fn named<T>(
+        &self,
+        argument: &'static str,
+        items: Vec<T>,
+        name: fn(&T) -> &str,
+    ) -> Result<Vec<T>, ArgumentError> {
+        let Some(value) = self.0.get(argument) else {
+            return Ok(items);
+        };
+        let plain = |text: &str| {
+            let letters = text.chars().filter(|letter| !letter.is_whitespace());
+            letters.flat_map(char::to_lowercase).collect::<String>()
+        };
+        let wanted = value.as_str().map(plain);
+        let is_wanted = |item: &T| wanted.as_ref().is_some_and(|wanted| plain(name(item)) == *wanted);
+        if !items.iter().any(is_wanted) {
+            let known: Vec<&str> = items.iter().map(name).collect();
+            return Err(ArgumentError::NotListed {
+                name: argument,
+                known: known.join(", "),
+                value: shown(value),
+            });
+        }
+        Ok(items.into_iter().filter(is_wanted).collect())
     }
 
     /// A station's id in capitals, where one is given.

@@ -34,6 +34,23 @@ async fn results_are_short_lines_with_structure_beside_them() {
 }
 
 #[tokio::test]
+async fn one_period_or_hour_is_one_line_of_the_forecast() {
+    let world = World::new().await;
+    let with = |name: &str, value: &str| json!({ "latitude": 46.79, "longitude": -92.1, name: value });
+    let whole = text(
+        &world
+            .call("get_forecast", json!({ "latitude": 46.79, "longitude": -92.1 }))
+            .await,
+    );
+    for name in ["Tuesday Night", "tuesday night", "TuesdayNight"] {
+        let line = text(&world.call("get_forecast", with("period", name)).await);
+        assert_eq!(Some(line.as_str()), whole.lines().nth(3), "{name}");
+    }
+    let hour = text(&world.call("get_hourly_forecast", with("hour", "2 PM")).await);
+    assert!(hour.starts_with("2 PM: ") && hour.lines().count() == 1, "{hour}");
+}
+
+#[tokio::test]
 async fn alerts_and_observations_in_a_line_each() {
     let world = World::new().await;
     let weather = world.stand_in.weather();
@@ -89,7 +106,17 @@ async fn wrong_inputs_say_what_to_write() {
         (
             "get_forecast",
             json!({ "city": "Duluth" }),
-            "There is no argument city. Use latitude, longitude, days.",
+            "There is no argument city. Use latitude, longitude, period, days.",
+        ),
+        (
+            "get_forecast",
+            json!({ "latitude": 46.79, "longitude": -92.1, "period": "Someday", "days": 2 }),
+            "period must be one of Today, Tonight, Tuesday, Tuesday Night, not Someday.",
+        ),
+        (
+            "get_hourly_forecast",
+            json!({ "latitude": 46.79, "longitude": -92.1, "hour": 5, "hours": 2 }),
+            "hour must be one of 11 AM, 12 PM, not 5.",
         ),
         (
             "get_hourly_forecast",

@@ -25,6 +25,10 @@ pub fn forecast(output: &ForecastOutput) -> String {
         }
         text.push('\n');
     }
+    // What stands out among one is that one.
+    if output.periods.len() < 2 {
+        return text.trim_end().to_owned();
+    }
     let find = |name: &Option<String>| output.periods.iter().find(|period| Some(&period.name) == name.as_ref());
     if let Some(PeriodOutput {
         name,

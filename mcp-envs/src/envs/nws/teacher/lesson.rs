@@ -117,7 +117,12 @@ fn offered(call: &ExpectedCall, tools: &[Value]) -> Result<String, TeacherError>
 fn arguments(call: &ExpectedCall, facts: &Facts, results: &[String]) -> Value {
     match &call.target {
         Target::Point(latitude, longitude) => {
-            json!({ "latitude": plain(*latitude), "longitude": plain(*longitude) })
+            let mut arguments = json!({ "latitude": plain(*latitude), "longitude": plain(*longitude) });
+            // A question about one half day or hour needs one line of the forecast.
+            if let ([period], Some(selector)) = (facts.periods.as_slice(), selector(call)) {
+                arguments[selector] = json!(period);
+            }
+            arguments
         }
         Target::State(code) => json!({ "state": code }),
         Target::Station(id) => {
@@ -128,6 +133,15 @@ fn arguments(call: &ExpectedCall, facts: &Facts, results: &[String]) -> Value {
                 .and_then(|(name, text)| station_id(text, name));
             json!({ "station": read.unwrap_or(id) })
         }
+    }
+}
+
+/// The argument that selects one line of a tool's result.
+fn selector(call: &ExpectedCall) -> Option<&'static str> {
+    match call.tools.first().map(String::as_str) {
+        Some("get_forecast") => Some("period"),
+        Some("get_hourly_forecast") => Some("hour"),
+        _ => None,
     }
 }
 
