@@ -15,8 +15,9 @@ use super::tensor_view::{Rows, RowsMut};
 use super::vector_math::InstructionSet;
 use crate::model::Attention;
 
-/// Runs of up to this many rows are attended to row by row.
-const MAX_DIRECT_ROWS: usize = 64;
+/// Runs of up to this many rows are attended to row by row. Well above the steps of a rollout: when libtorch's threads have worked, they
+/// spin for some milliseconds on cores that the engine's own threads need.
+const MAX_DIRECT_ROWS: usize = 1024;
 /// Pieces that a step is cut into for each thread, so that the threads end together.
 const PARTS_PER_THREAD: usize = 4;
 /// No piece is cut shorter than this many positions.

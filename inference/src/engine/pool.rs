@@ -1,6 +1,6 @@
 //! Threads that help the engine's, ready within a microsecond while it is busy and asleep while it is not.
 //!
-//! A step of few rows hands out some five loops a layer. A helper waits for the next one by spinning for about as long as the work between two loops takes, and
+//! A step hands out some five loops a layer. A helper waits for the next one by spinning for about as long as the work between two loops takes, and
 //! sleeps after that. The caller never waits for a helper that has not begun, so a helper without a core costs only its share of the work.
 
 #![expect(

@@ -1,8 +1,11 @@
-//! Linear maps of few rows, on the CPU in float32: what a batch of sampling sequences does all day.
+//! Linear maps on the CPU in float32: what a batch of sampling sequences does all day.
 //!
-//! With few rows a linear map is bound by reading its weights once. libtorch's matrix kernels are made for many rows: at 4 to 16 they
-//! take up to three times as long as the memory needs. Here a thread reads a few weight rows at a time, from
-//! the memory once, and multiplies them with all input rows, which stay in its nearest cache, while the next weight rows are on their way.
+//! With few rows a linear map is bound by reading its weights once, and with some dozens libtorch's matrix kernels spend more time on
+//! rearranging the weights than on multiplying. Here the weights are read where they lie. A thread takes some outputs, whose weights come from the memory once
+//! and stay in its second-level cache, and a few input rows at a time, which stay in the first.
+//!
+//! The threads take their parts from a queue, so one whose core is busy with something else, such as an agent's process, delays nobody;
+//! libtorch's (OpenMP's) cut a product evenly and wait for the last.
 
 use tch::{Device, Kind, Tensor};
 
@@ -10,8 +13,8 @@ use super::team::Team;
 use super::tensor_view::{Columns, Rows, RowsMut};
 use super::vector_math::{InstructionSet, Kernel, Lanes, dispatch, prefetch};
 
-/// With more rows libtorch is faster.
-pub(super) const MAX_ROWS: i64 = 32;
+/// Without the engine's pool more rows are left to libtorch, which has threads for them.
+const MAX_ROWS_ALONE: i64 = 32;
 /// Weight rows that are multiplied at once.
 const TILE: usize = 4;
 /// Outputs of a thread's piece of work: a multiple of [`TILE`], and of a cache line.
@@ -38,9 +41,14 @@ pub(crate) fn add_linear(output: &mut Tensor, input: &Tensor, weight: &Tensor) -
     is_small(input, weight) && !output.requires_grad() && multiply(input, weight, &Base::Output, output).is_some()
 }
 
+/// Whether our loops take this many rows here.
+pub(super) fn is_ours(n_rows: i64) -> bool {
+    n_rows <= MAX_ROWS_ALONE || Team::has_pool()
+}
+
 /// Checked before anything is allocated, since most calls of a training step end here.
 fn is_small(input: &Tensor, weight: &Tensor) -> bool {
-    input.size()[0] <= MAX_ROWS
+    is_ours(input.size()[0])
         && (input.kind(), input.device()) == (Kind::Float, Device::Cpu)
         && !input.requires_grad()
         && !weight.requires_grad()
@@ -88,37 +96,38 @@ impl Kernel for Part<'_, '_> {
     type Output = ();
     #[inline(always)]
     fn run<V: Lanes>(mut self) {
-        let columns = self.columns.range();
-        let mut column = columns.start;
-        while column < columns.end {
-            if column + TILE <= columns.end {
-                self.row_tiles::<V, TILE>(column);
-                column += TILE;
-            } else {
-                self.row_tiles::<V, 1>(column);
-                column += 1;
-            }
-        }
-    }
-}
-
-impl Part<'_, '_> {
-    /// All rows of `R` outputs. As many rows at once as the registers hold: 4 · 6 sums of 32, or 4 · 2 of 16.
-    #[inline(always)]
-    fn row_tiles<V: Lanes, const R: usize>(&mut self, column: usize) {
+        // As many rows at once as the registers hold: 4 · 6 sums of 32, or 4 · 2 of 16.
         let most = if V::N == 16 { 6 } else { 2 };
         let mut row = 0;
         while row < self.input.n() {
             let n = (self.input.n() - row).min(most);
             match n {
-                1 => self.tile::<V, R, 1>(row, column),
-                2 => self.tile::<V, R, 2>(row, column),
-                3 => self.tile::<V, R, 3>(row, column),
-                4 => self.tile::<V, R, 4>(row, column),
-                5 => self.tile::<V, R, 5>(row, column),
-                _ => self.tile::<V, R, 6>(row, column),
+                1 => self.column_tiles::<V, 1>(row),
+                2 => self.column_tiles::<V, 2>(row),
+                3 => self.column_tiles::<V, 3>(row),
+                4 => self.column_tiles::<V, 4>(row),
+                5 => self.column_tiles::<V, 5>(row),
+                _ => self.column_tiles::<V, 6>(row),
             }
             row += n;
+        }
+    }
+}
+
+impl Part<'_, '_> {
+    /// `C` rows of all outputs.
+    #[inline(always)]
+    fn column_tiles<V: Lanes, const C: usize>(&mut self, row: usize) {
+        let columns = self.columns.range();
+        let mut column = columns.start;
+        while column < columns.end {
+            if column + TILE <= columns.end {
+                self.tile::<V, TILE, C>(row, column);
+                column += TILE;
+            } else {
+                self.tile::<V, 1, C>(row, column);
+                column += 1;
+            }
         }
     }
 
@@ -189,7 +198,7 @@ mod tests {
         let options = (Kind::Float, Device::Cpu);
         for (width, outputs) in [(4, 5), (16, 1), (48, 130), (100, 64), (576, 67), (1536, 256)] {
             let weight = Tensor::randn([outputs, width], options);
-            for n_rows in 1..=MAX_ROWS {
+            for n_rows in 1..=MAX_ROWS_ALONE {
                 let input = Tensor::randn([n_rows, 2 * width], options).narrow(1, width / 2, width);
                 let residual = Tensor::randn([n_rows, outputs], options);
                 let agree = |output: &Tensor, expected: &Tensor| {
@@ -208,10 +217,20 @@ mod tests {
     }
 
     #[test]
+    fn with_a_pool_any_number_of_rows_is_ours() {
+        let options = (Kind::Float, Device::Cpu);
+        let (input, weight) = (Tensor::randn([301, 576], options), Tensor::randn([130, 576], options));
+        let pool = std::sync::Arc::new(crate::engine::pool::Pool::new(2).unwrap());
+        let output = crate::engine::team::with_pool(&pool, || linear(&input, &weight.tr(), None)).unwrap();
+        let difference = (output - input.mm(&weight.tr())).abs().max().double_value(&[]);
+        assert!(difference < 1e-3, "{difference}");
+    }
+
+    #[test]
     fn leaves_to_libtorch_what_it_does_not_do() {
         let options = (Kind::Float, Device::Cpu);
         let (input, weight) = (Tensor::randn([2, 16], options), Tensor::randn([8, 16], options));
-        assert!(linear(&Tensor::randn([MAX_ROWS + 1, 16], options), &weight.tr(), None).is_none());
+        assert!(linear(&Tensor::randn([MAX_ROWS_ALONE + 1, 16], options), &weight.tr(), None).is_none());
         assert!(linear(&input.to_kind(Kind::BFloat16), &weight.tr(), None).is_none());
         assert!(linear(&input, &weight.tr().contiguous(), None).is_none());
         let wanted = |tensor: &Tensor| tensor.copy().set_requires_grad(true);

@@ -1,11 +1,11 @@
-//! What stands between the linear maps of a layer, for few rows on the CPU in float32.
+//! What stands between the linear maps of a layer, on the CPU in float32.
 //!
 //! On few rows libtorch's operators cost more to call than to compute: norm, rotation and activation are two dozen calls a layer,
 //! together a quarter of a step. Here each is one pass over the rows. All answer None where they do not apply or a gradient is wanted.
 
 use tch::{Device, Kind, Tensor};
 
-use super::small_matmul::MAX_ROWS;
+use super::small_matmul::is_ours;
 use super::tensor_view::{Rows, RowsMut};
 use super::vector_math::{InstructionSet, Kernel, Lanes, dispatch};
 
@@ -154,7 +154,7 @@ impl Kernel for GatedSilu<'_> {
 
 /// The rows of a tensor that these functions take.
 fn small_rows(input: &Tensor) -> Option<Rows<'_>> {
-    if input.size()[0] > MAX_ROWS || input.requires_grad() {
+    if !is_ours(input.size()[0]) || input.requires_grad() {
         return None;
     }
     Rows::of(input)
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn leaves_to_libtorch_what_it_does_not_do() {
-        let many = Tensor::randn([MAX_ROWS + 1, 64], OPTIONS);
+        let many = Tensor::randn([1000, 64], OPTIONS);
         let wanted = Tensor::randn([2, 64], OPTIONS).set_requires_grad(true);
         let odd = Tensor::randn([2, 40], OPTIONS);
         for input in [&many, &wanted, &odd] {

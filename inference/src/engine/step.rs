@@ -12,21 +12,20 @@ use super::scheduler::{SequenceId, StepItem};
 use super::team::{Team, with_pool};
 use super::tensor_view::Rows;
 use super::worker::{ActiveRequest, Worker};
-use super::{FinishReason, GenerateEvent, SampledToken, small_matmul};
+use super::{FinishReason, GenerateEvent, SampledToken};
 use crate::model::{AdapterRows, FusedLora};
 
 impl Worker {
     /// One forward pass, and a token for each sequence that has all its tokens computed.
     pub(super) fn step(&mut self) {
         let items = self.scheduler.schedule();
-        let n_rows: usize = items.iter().map(|item| item.n_tokens).sum();
         match &self.pool {
-            Some(pool) if n_rows > 0 && n_rows as i64 <= small_matmul::MAX_ROWS => {
+            _ if items.is_empty() => {}
+            Some(pool) => {
                 let pool = Arc::clone(pool);
                 with_pool(&pool, || self.compute(&items));
             }
-            _ if items.is_empty() => {}
-            _ => self.compute(&items),
+            None => self.compute(&items),
         }
     }
 

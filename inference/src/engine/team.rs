@@ -1,10 +1,9 @@
 //! Runs our loops on several threads.
 //!
 //! A loop is cut into parts, and each thread takes the next part until none is left, so a thread that is late costs nothing.
-//! There are two kinds of team. While a step has few rows, nearly all its work is ours, and the engine's own [`Pool`] does it. In a step of many rows
-//! libtorch's operators run on OpenMP's team of the engine's thread, whose members spin for a while between operators; threads of our own would
-//! fight with them for the cores, so then we fork that same team, by the entry point that compilers call for `#pragma omp parallel`. Where the
-//! process has no such symbol (another OpenMP, or none), the loops run on the calling thread.
+//! There are two kinds of team. In a step of the engine nearly all the work is ours, and the engine's own [`Pool`] does it: it waits for
+//! nobody who has not begun, so the agents' processes may have a core for a while. Elsewhere we fork libtorch's OpenMP team, by the entry point that compilers
+//! call for `#pragma omp parallel`; where the process has no such symbol (another OpenMP, or none), the loops run on the calling thread.
 
 #![expect(unsafe_code, reason = "calls OpenMP's C entry point and hands parts out to threads")]
 
@@ -47,6 +46,11 @@ impl Team {
             Some(fork) if n_threads > 1 => Self::OpenMp(fork, n_threads),
             _ => Self::Alone,
         }
+    }
+
+    /// Whether [`with_pool`] runs on this thread.
+    pub(super) fn has_pool() -> bool {
+        CURRENT_POOL.with_borrow(Option::is_some)
     }
 
     /// How many threads work at once.

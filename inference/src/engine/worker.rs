@@ -31,7 +31,7 @@ pub(super) struct Worker {
     pub(super) requests: HashMap<SequenceId, ActiveRequest>,
     adapters: HashMap<String, NamedAdapter>,
     last_id: u64,
-    /// Helps in steps of few rows; None where libtorch has one thread.
+    /// Helps in every step; None where libtorch has one thread.
     pub(super) pool: Option<Arc<Pool>>,
 }
 
