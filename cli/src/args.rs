@@ -19,6 +19,9 @@ pub(crate) enum Command {
     /// Train an agent: rollouts, GRPO, hot swap, report
     #[cfg(feature = "torch")]
     Train(commands::train::TrainArgs),
+    /// Fine-tune an adapter on recorded episodes
+    #[cfg(feature = "torch")]
+    Sft(commands::sft::SftArgs),
     /// Serve a model with the embedded engine (OpenAI-compatible, with LoRA adapters)
     #[cfg(feature = "torch")]
     Serve(commands::serve::ServeArgs),

@@ -9,6 +9,8 @@ mod args;
 mod commands;
 #[cfg(feature = "torch")]
 mod config;
+#[cfg(feature = "torch")]
+mod demonstration;
 mod failure;
 mod shutdown;
 mod suggestion;

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 
 SYSTEM_PROMPT = "Use the tools to answer in one short sentence."
 MODEL = os.environ.get("OPENAI_MODEL", "gpt-4o-mini")
-MAX_TURNS = 6
+MAX_TURNS = 4
 
 
 def load_servers(config):

@@ -122,4 +122,28 @@ fn a_teacher_warms_the_policy_up() {
         .unwrap();
     let record = store.record(&held_out[0].id).unwrap().unwrap();
     assert_eq!(record.calls[0].policy_version, Some(PolicyVersion(1)));
+
+    // The same episodes, from the run's folder and as an export, make the same adapter.
+    let (model, folder) = (run.path().join("model"), run.run_folder());
+    let export = folder.join("episodes.jsonl");
+    let exported = trainyard().args(["log", "--store"]).arg(&folder).args(["export", "-o"]).arg(&export).output();
+    assert!(exported.unwrap().status.success());
+    let sft = |episodes: &std::path::Path, out: &std::path::Path| {
+        let mut command = trainyard();
+        command.arg("sft").arg("--model").arg(&model).arg("--episodes").arg(episodes);
+        command.args(["--min-reward", "1", "--batch-size", "2", "--out"]).arg(out).output().unwrap()
+    };
+    let outs = [folder.join("from-store"), folder.join("from-export")];
+    for (episodes, out) in [(&folder, &outs[0]), (&export, &outs[1])] {
+        let output = sft(episodes, out);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{stderr}");
+        assert!(stderr.contains("4 trajectories of 4 episodes, 2 steps"), "{stderr}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), out.display().to_string());
+    }
+    let weights = outs.each_ref().map(|out| std::fs::read(out.join("adapter_model.safetensors")).unwrap());
+    assert!(weights[0] == weights[1]);
+    let again = sft(&folder, &outs[0]);
+    assert_eq!(again.status.code(), Some(2), "an adapter's folder never changes");
+    assert!(String::from_utf8_lossy(&again.stderr).contains("exists already"));
 }

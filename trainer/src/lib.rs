@@ -3,7 +3,7 @@
 //! A run's loop around it, in ten lines:
 //! ```text
 //! let mut trainer = Trainer::new(model, config, seed)?;          // or load_checkpoint(dir)
-//! for demonstrations in warm_start { trainer.sft_step(&demonstrations, learning_rate)?; }
+//! trainer.fine_tune(&demonstrations, plan, |report| …)?;          // a warm start
 //! loop {
 //!     publish_directory(trainer.adapter(), base_model, folder, version)?;   // the server loads it, the proxy switches
 //!     let groups = …;                                            // roll out, then store.ready_groups(…)
@@ -19,7 +19,7 @@
 //! - `attention`, `pass`: forward and backward over the pieces; `logprobs`: hidden rows → logprobs, in chunks;
 //! - [`loss`]: logprobs → loss;
 //! - [`optimizer`]: gradients → new weights;
-//! - [`step`]: all of it, once; [`metrics`]: what it reports;
+//! - [`step`]: all of it, once; [`supervised`]: a warm start's steps; [`metrics`]: what they report;
 //! - [`checkpoint`], [`publish`]: weights → disk; [`plot`]: reports → picture.
 //!
 //! Axes: `rows` are the flat tokens of a piece, `terms` the (trajectory, sampled token) pairs of the loss; `hidden`,
@@ -46,6 +46,7 @@ pub mod pieces;
 pub mod plot;
 pub mod publish;
 pub mod step;
+pub mod supervised;
 #[cfg(test)]
 mod testing;
 
@@ -53,5 +54,6 @@ pub use config::{RawTrainerConfig, TrainerConfig};
 pub use error::TrainError;
 pub use metrics::StepReport;
 pub use plot::{PlotRow, reward_svg};
-pub use publish::publish_directory;
+pub use publish::{publish_directory, save_adapter};
 pub use step::Trainer;
+pub use supervised::SupervisedPlan;

@@ -25,15 +25,7 @@ pub fn publish_directory(
 ) -> Result<PathBuf, TrainError> {
     fs::create_dir_all(adapters_folder).map_err(TrainError::io("create", adapters_folder))?;
     let target = adapters_folder.join(format!("policy@{}", version.0));
-    let incomplete = prepare(&target)?;
-    adapter
-        .save(&incomplete, base_model)
-        .map_err(|source| TrainError::Adapter {
-            action: "save",
-            path: incomplete.clone(),
-            source: Box::new(source),
-        })?;
-    flush_tree(&incomplete)?;
+    let incomplete = write_beside(adapter, base_model, &target)?;
     if exists(&target)? {
         if same_content(&incomplete, &target)? {
             remove(&incomplete)?;
@@ -50,6 +42,33 @@ pub fn publish_directory(
     }
     rename(&incomplete, &target)?;
     Ok(target)
+}
+
+/// Writes `adapter` to `directory`, which appears whole; a directory that is there already is an error.
+///
+/// # Errors
+/// Files can't be written, or the directory exists.
+pub fn save_adapter(adapter: &LoraAdapter, base_model: &str, directory: &Path) -> Result<(), TrainError> {
+    if exists(directory)? {
+        let taken = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+        return Err(TrainError::io("create", directory)(taken));
+    }
+    let incomplete = write_beside(adapter, base_model, directory)?;
+    rename(&incomplete, directory)
+}
+
+/// Writes `adapter` to a temporary name beside `target`, flushed, and returns it.
+fn write_beside(adapter: &LoraAdapter, base_model: &str, target: &Path) -> Result<PathBuf, TrainError> {
+    let incomplete = prepare(target)?;
+    adapter
+        .save(&incomplete, base_model)
+        .map_err(|source| TrainError::Adapter {
+            action: "save",
+            path: incomplete.clone(),
+            source: Box::new(source),
+        })?;
+    flush_tree(&incomplete)?;
+    Ok(incomplete)
 }
 
 /// Whether two flat directories hold the same files.

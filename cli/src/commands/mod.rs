@@ -9,6 +9,8 @@ pub(crate) mod score;
 #[cfg(feature = "torch")]
 pub(crate) mod serve;
 #[cfg(feature = "torch")]
+pub(crate) mod sft;
+#[cfg(feature = "torch")]
 pub(crate) mod train;
 
 use tokio::net::TcpListener;
@@ -21,6 +23,8 @@ pub(crate) async fn run(command: Command) -> anyhow::Result<()> {
     match command {
         #[cfg(feature = "torch")]
         Command::Train(args) => train::run(args).await,
+        #[cfg(feature = "torch")]
+        Command::Sft(args) => sft::run(&args),
         #[cfg(feature = "torch")]
         Command::Serve(args) => serve::run(args).await,
         Command::Proxy(args) => proxy::run(args).await,

@@ -8,12 +8,13 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// How often the tree is measured. Agents live for seconds, so their peak is seen.
-const INTERVAL: Duration = Duration::from_millis(500);
+const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Peak of the proportional set size of this process and all its descendants, in bytes.
+/// Peak of the resident size of this process and the proportional set size of all its descendants, in bytes.
 ///
 /// Proportional set size counts a page that forked agents share once in total, where the sum of resident sizes would
-/// count it once an agent. Where the kernel doesn't tell, the resident size of this process stands in.
+/// count it once an agent. The kernel walks a process's pages for it: gigabytes in this process, which shares next to
+/// nothing with anybody, so its resident size is taken, which the kernel keeps anyway.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PeakMemory(Arc<AtomicU64>);
 
@@ -38,10 +39,12 @@ impl PeakMemory {
     }
 
     fn sample(&self) {
-        let total = process_tree(std::process::id())
-            .into_iter()
-            .map(proportional_set_size)
-            .sum::<u64>();
+        let this = std::process::id();
+        let size = |pid| match pid == this {
+            true => resident_size(pid),
+            false => proportional_set_size(pid),
+        };
+        let total = process_tree(this).into_iter().map(size).sum::<u64>();
         self.0.fetch_max(total, Ordering::Relaxed);
     }
 }
@@ -71,15 +74,22 @@ fn parent_of(pid: u32) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
+/// 0 for a process that has ended.
+fn resident_size(pid: u32) -> u64 {
+    bytes_in(pid, "status", "VmRSS:").unwrap_or(0)
+}
+
+/// The resident size where the kernel doesn't tell.
 fn proportional_set_size(pid: u32) -> u64 {
-    let kilobytes = |file: &str, key: &str| -> Option<u64> {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-        line.split_whitespace().next()?.parse().ok()
-    };
-    1024 * kilobytes("smaps_rollup", "Pss:")
-        .or_else(|| kilobytes("status", "VmRSS:"))
-        .unwrap_or(0)
+    bytes_in(pid, "smaps_rollup", "Pss:").unwrap_or_else(|| resident_size(pid))
+}
+
+/// The field `key` of one of a process's files, which count in KiB.
+fn bytes_in(pid: u32, file: &str, key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok()?;
+    let field = text.lines().find_map(|line| line.strip_prefix(key))?;
+    let kibibytes: u64 = field.split_whitespace().next()?.parse().ok()?;
+    Some(1024 * kibibytes)
 }
 
 #[cfg(test)]

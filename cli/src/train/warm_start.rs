@@ -2,6 +2,7 @@
 //! learns from the recorded episodes by supervised fine-tuning.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -12,11 +13,12 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use serde_json::Map;
 use tokio_util::sync::CancellationToken;
-use trainer::Trainer;
-use trajectory::{EpisodeId, Split, Trajectory};
+use trainer::{SupervisedPlan, Trainer};
+use trajectory::Split;
 
 use super::progress::{Progress, duration, line};
 use super::world::{TEACHER, World};
+use crate::demonstration::demonstration;
 
 /// Rolls the teacher out and trains; returns the trainer and the number of episodes.
 pub(crate) async fn warm_start(
@@ -57,55 +59,41 @@ pub(crate) async fn warm_start(
     let mut examples = Vec::new();
     for outcome in outcomes.iter().filter(|outcome| outcome.success()) {
         if let Some(id) = &outcome.episode_id {
-            examples.extend(demonstration(world, id)?);
+            let record = world.store.record(id)?;
+            let record = record.with_context(|| format!("episode {id} is not in the store"))?;
+            examples.extend(demonstration(&world.tokenizer, record.calls)?);
         }
     }
     anyhow::ensure!(
         !examples.is_empty(),
         "the teacher gave no right answer, so there is nothing to learn from"
     );
-    let progress = Progress::start("warm start", examples.len().div_ceil(config.demonstrations_per_step));
-    let mut last = 0.0;
-    for batch in examples.chunks(config.demonstrations_per_step) {
-        anyhow::ensure!(!cancel.is_cancelled(), super::Interrupted);
-        let report = tokio::task::block_in_place(|| trainer.sft_step(batch, config.learning_rate))?;
-        last = report.loss;
-        progress.advance(format!("loss {last:.3}"));
-    }
+    let plan = SupervisedPlan {
+        batch_size: config.demonstrations_per_step,
+        epochs: 1,
+        learning_rate: config.learning_rate,
+    };
+    let n_steps = plan.n_steps(examples.len());
+    let progress = Progress::start("warm start", n_steps);
+    let last = tokio::task::block_in_place(|| {
+        trainer.fine_tune(&examples, plan, |report| {
+            progress.advance(format!("loss {:.3}", report.loss));
+            match cancel.is_cancelled() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        })
+    })?;
     progress.finish();
+    anyhow::ensure!(!cancel.is_cancelled(), super::Interrupted);
+    let last = last.map_or(f64::NAN, |report| report.loss);
     line(format!(
-        "warm start   {} demonstrations in {}, {} steps in {}, last loss {last:.3}",
+        "warm start   {} demonstrations in {}, {n_steps} steps in {}, last loss {last:.3}",
         examples.len(),
         duration((demonstrated - started).as_secs_f64()),
-        examples.len().div_ceil(config.demonstrations_per_step),
         duration(demonstrated.elapsed().as_secs_f64()),
     ));
     Ok(outcomes)
-}
-
-/// A teacher's calls have no token ids of the policy: they are tokenised by the policy's own template.
-fn demonstration(world: &World, id: &EpisodeId) -> anyhow::Result<Vec<Trajectory>> {
-    let record = world
-        .store
-        .record(id)?
-        .with_context(|| format!("episode {id} is not in the store"))?;
-    let mut calls = record.calls;
-    for call in &mut calls {
-        let Some(response) = &call.response else { continue };
-        if call.choices.iter().any(|choice| !choice.token_ids.is_empty()) {
-            continue;
-        }
-        let (prompt, sampled) = world.tokenizer.tokenize_call(&call.request, response)?;
-        call.prompt_token_ids = Some(prompt);
-        let behaviour_logprobs = vec![0.0; sampled.len()];
-        call.choices = vec![trajectory::SampledChoice {
-            index: 0,
-            token_ids: sampled,
-            behaviour_logprobs,
-            finish_reason: None,
-        }];
-    }
-    Ok(trajectory::stitch(&calls))
 }
 
 /// `n` training scenarios, evenly over the kinds, in an order that mixes the kinds.
