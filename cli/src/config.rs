@@ -275,6 +275,17 @@ pub(crate) enum LossName {
     Cispo,
 }
 
+/// How token losses are averaged.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum AggregationName {
+    /// Every sampled token alike: long episodes weigh more.
+    #[default]
+    TokenMean,
+    /// Every episode alike.
+    SequenceMean,
+}
+
 /// `[trainer]`
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -297,6 +308,12 @@ pub(crate) struct TrainerSection {
     pub(crate) clip_high: f64,
     /// Divide a group's advantages by their standard deviation.
     pub(crate) scale_rewards: bool,
+    /// Factor of advantages below zero: 1 is GRPO, 0 learns from the better episodes of each group only.
+    pub(crate) negative_weight: f64,
+    /// Added to the advantage of right episodes (reward 1), so that what the policy knows is held on to.
+    pub(crate) success_weight: f64,
+    /// How token losses are averaged.
+    pub(crate) aggregation: AggregationName,
     /// Optimiser updates made with one step's groups.
     pub(crate) updates_per_batch: usize,
     /// LoRA rank.
@@ -334,6 +351,9 @@ impl Default for TrainerSection {
             clip_low: 0.2,
             clip_high: 0.28,
             scale_rewards: true,
+            negative_weight: 1.0,
+            success_weight: 0.0,
+            aggregation: AggregationName::TokenMean,
             updates_per_batch: 1,
             rank: 16,
             alpha: 32.0,

@@ -3,6 +3,9 @@
 //! A group whose episodes are all right or all wrong gives no gradient. A scenario that the policy answers with chance p
 //! gives one in proportion to the variance p(1−p), so scenarios are drawn with that weight. A floor under the weight keeps
 //! the always right and the always wrong in the game: the policy changes, and what was hopeless may have come within reach.
+//!
+//! A step's scenarios are of as many kinds as there are, for what a step learns is applied to every kind: one whose
+//! scenarios are mostly of one kind teaches that kind's habits to all the others.
 
 use std::collections::HashMap;
 
@@ -43,6 +46,8 @@ impl Default for Selection {
 }
 
 /// Chooses `n` different scenarios (all, if there are no more) and returns their places in `scenarios`, in the order drawn.
+/// Kinds get even shares of them, within one, as long as they last; where there are more kinds than `n`, the weights decide
+/// which ones come.
 ///
 /// The same arguments give the same choice; `seed` is the run's, `step` the training step's.
 pub fn select(
@@ -64,7 +69,18 @@ pub fn select(
     keys.sort_by(|(left, left_position), (right, right_position)| {
         right.total_cmp(left).then(left_position.cmp(right_position))
     });
-    keys.into_iter().take(n).map(|(_, position)| position).collect()
+    // The first of each kind in order of their keys, then the second of each, and so on.
+    let mut taken: HashMap<&str, usize> = HashMap::new();
+    let mut rounds: Vec<(usize, usize)> = keys
+        .into_iter()
+        .map(|(_, position)| {
+            let of_kind = taken.entry(&scenarios[position].kind).or_default();
+            *of_kind += 1;
+            (*of_kind, position)
+        })
+        .collect();
+    rounds.sort_by_key(|&(round, _)| round);
+    rounds.into_iter().take(n).map(|(_, position)| position).collect()
 }
 
 /// The weight of each scenario in a draw; all greater than zero.
@@ -176,6 +192,23 @@ mod tests {
         let mut chosen = select(&scenarios, &HashMap::new(), BY_PASS_RATE, 100, 1, 1);
         chosen.sort_unstable();
         assert_eq!(chosen, (0..20).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_step_is_of_many_kinds() {
+        // One kind is much more uncertain than the others.
+        let scenarios: Vec<_> = (0..40).map(|i| scenario(&format!("s{i}"), ["a", "b", "c", "d"][i % 4])).collect();
+        let known: Vec<_> = (0..40).map(|i| (format!("s{i}"), 8, if i % 4 == 0 { 0.5 } else { 1.0 })).collect();
+        let known: Vec<_> = known.iter().map(|(id, attempts, recent)| (id.as_str(), *attempts, *recent)).collect();
+        for step in 0..20 {
+            let chosen = select(&scenarios, &rates(&known), BY_PASS_RATE, 6, 1, step);
+            for kind in 0..4 {
+                let of_kind = chosen.iter().filter(|&&at| at % 4 == kind).count();
+                assert!(of_kind == 1 || of_kind == 2, "{chosen:?}");
+            }
+        }
+        let all = select(&scenarios[..5], &HashMap::new(), BY_PASS_RATE, 5, 1, 1);
+        assert_eq!(all.len(), 5, "more of a kind than its share where no others are left");
     }
 
     #[test]

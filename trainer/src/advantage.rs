@@ -2,6 +2,11 @@
 //!
 //! A_i = r_i − mean(r), divided by the population standard deviation + 1e-6 where `scale_rewards` is on (GRPO,
 //! arXiv 2402.03300; off is Dr. GRPO's choice, arXiv 2503.20783). Always within one group, never over a batch.
+//! Advantages below zero are then multiplied by `negative_weight`: 1 is GRPO, 0 learns from the better episodes only
+//! (as RAFT does, arXiv 2504.11343), and what lies between weighs how fast the policy sharpens against how much it explores.
+//! Successful episodes get `success_weight` on top, which adds their negative log-likelihood to the loss (VAPO,
+//! arXiv 2504.05118). It counts in groups that are all right too, and so holds on to what the policy knows already while
+//! it learns other kinds of scenario.
 
 /// Rewards within this distance of the first one count as equal: rounding in a reward is no signal.
 const EQUAL_REWARDS: f64 = 1e-12;
@@ -16,20 +21,50 @@ pub fn is_zero_variance(rewards: &[f64]) -> bool {
         .is_none_or(|first| rewards.iter().all(|reward| (reward - first).abs() <= EQUAL_REWARDS))
 }
 
-/// The advantage of each episode of one group, in the order of `rewards`; `None` for a zero-variance group.
-pub fn group_advantages(rewards: &[f64], scale_rewards: bool) -> Option<Vec<f64>> {
-    if is_zero_variance(rewards) {
-        return None;
+/// How rewards become advantages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdvantageSettings {
+    /// Divide by the group's standard deviation.
+    pub scale_rewards: bool,
+    /// Factor of advantages below zero, 0 to 1.
+    pub negative_weight: f64,
+    /// Added to the advantage of successful episodes, at least 0.
+    pub success_weight: f64,
+    /// An episode with at least this reward is successful.
+    pub success_reward: f64,
+}
+
+impl Default for AdvantageSettings {
+    /// GRPO's.
+    fn default() -> Self {
+        Self {
+            scale_rewards: true,
+            negative_weight: 1.0,
+            success_weight: 0.0,
+            success_reward: 1.0,
+        }
     }
+}
+
+/// The advantage of each episode of one group, in the order of `rewards`; `None` where all are 0, as in a zero-variance
+/// group unless its episodes are successful and that has a weight.
+pub fn group_advantages(rewards: &[f64], settings: AdvantageSettings) -> Option<Vec<f64>> {
     let count = rewards.len() as f64;
     let mean = rewards.iter().sum::<f64>() / count;
     let variance = rewards.iter().map(|reward| (reward - mean).powi(2)).sum::<f64>() / count;
-    let scale = if scale_rewards {
-        variance.sqrt() + STANDARD_DEVIATION_FLOOR
-    } else {
-        1.0
+    let scale = match (is_zero_variance(rewards), settings.scale_rewards) {
+        (true, _) => f64::INFINITY,
+        (false, true) => variance.sqrt() + STANDARD_DEVIATION_FLOOR,
+        (false, false) => 1.0,
     };
-    Some(rewards.iter().map(|reward| (reward - mean) / scale).collect())
+    let advantage = |reward: &f64| {
+        let relative = (reward - mean) / scale;
+        let weighted = relative * if relative < 0.0 { settings.negative_weight } else { 1.0 };
+        let successful = *reward >= settings.success_reward - EQUAL_REWARDS;
+        weighted + if successful { settings.success_weight } else { 0.0 }
+    };
+    let advantages: Vec<f64> = rewards.iter().map(advantage).collect();
+    advantages.iter().any(|&advantage| advantage != 0.0).then_some(advantages)
 }
 
 #[cfg(test)]
@@ -38,8 +73,15 @@ mod tests {
 
     use super::*;
 
-    fn check(rewards: &[f64], scale_rewards: bool, expected: &[f64]) {
-        let advantages = group_advantages(rewards, scale_rewards).unwrap();
+    fn grpo(scale_rewards: bool) -> AdvantageSettings {
+        AdvantageSettings {
+            scale_rewards,
+            ..AdvantageSettings::default()
+        }
+    }
+
+    fn check(rewards: &[f64], settings: AdvantageSettings, expected: &[f64]) {
+        let advantages = group_advantages(rewards, settings).unwrap();
         assert_eq!(advantages.len(), expected.len());
         for (got, want) in advantages.iter().zip(expected) {
             assert!((got - want).abs() < 5e-10, "{advantages:?} is not {expected:?}");
@@ -48,16 +90,43 @@ mod tests {
 
     #[test]
     fn known_vectors() {
-        check(&[0.0, 0.25, 1.0], true, &[-0.980578368, -0.392231347, 1.372809715]);
-        check(&[0.0, 0.25, 1.0], false, &[-0.416666667, -0.166666667, 0.583333333]);
+        check(&[0.0, 0.25, 1.0], grpo(true), &[-0.980578368, -0.392231347, 1.372809715]);
+        check(&[0.0, 0.25, 1.0], grpo(false), &[-0.416666667, -0.166666667, 0.583333333]);
+    }
+
+    #[test]
+    fn worse_episodes_can_weigh_less() {
+        let weighing = |negative_weight| AdvantageSettings {
+            scale_rewards: false,
+            negative_weight,
+            ..AdvantageSettings::default()
+        };
+        check(&[0.0, 0.0, 0.6, 0.2], weighing(0.5), &[-0.1, -0.1, 0.4, 0.0]);
+        check(&[0.0, 0.0, 0.6, 0.2], weighing(0.0), &[0.0, 0.0, 0.4, 0.0]);
+    }
+
+    #[test]
+    fn success_counts_in_itself() {
+        let settings = AdvantageSettings {
+            success_weight: 0.25,
+            ..grpo(false)
+        };
+        check(&[0.0, 0.5, 1.0], settings, &[-0.5, 0.0, 0.75]);
+        check(&[1.0, 1.0], settings, &[0.25, 0.25]);
+        assert_eq!(group_advantages(&[0.5, 0.5], settings), None);
+        let lower = AdvantageSettings {
+            success_reward: 0.5,
+            ..settings
+        };
+        check(&[0.5, 0.5], lower, &[0.25, 0.25]);
     }
 
     #[test]
     fn equal_rewards_give_no_advantage() {
-        assert_eq!(group_advantages(&[], true), None);
-        assert_eq!(group_advantages(&[0.7], true), None);
-        assert_eq!(group_advantages(&[0.1 + 0.2, 0.3, 0.3], true), None);
-        assert!(group_advantages(&[0.3, 0.3 + 1e-9], true).is_some());
+        assert_eq!(group_advantages(&[], grpo(true)), None);
+        assert_eq!(group_advantages(&[0.7], grpo(true)), None);
+        assert_eq!(group_advantages(&[0.1 + 0.2, 0.3, 0.3], grpo(true)), None);
+        assert!(group_advantages(&[0.3, 0.3 + 1e-9], grpo(true)).is_some());
     }
 
     /// N1: two parts of a reward with opposite variance whose sum is constant.
@@ -74,12 +143,12 @@ mod tests {
             rewards in prop::collection::vec(-10.0..10.0f64, 2..12), scale in any::<bool>(), shift in -5.0..5.0f64,
         ) {
             prop_assume!(!is_zero_variance(&rewards));
-            let advantages = group_advantages(&rewards, scale).unwrap();
+            let advantages = group_advantages(&rewards, grpo(scale)).unwrap();
             prop_assert!(advantages.iter().sum::<f64>().abs() < 1e-6);
             let reversed: Vec<f64> = rewards.iter().rev().copied().collect();
             let shifted: Vec<f64> = rewards.iter().map(|reward| reward + shift).collect();
-            let of_reversed = group_advantages(&reversed, scale).unwrap();
-            let of_shifted = group_advantages(&shifted, scale).unwrap();
+            let of_reversed = group_advantages(&reversed, grpo(scale)).unwrap();
+            let of_shifted = group_advantages(&shifted, grpo(scale)).unwrap();
             for (index, advantage) in advantages.iter().enumerate() {
                 prop_assert!((advantage - of_reversed[rewards.len() - 1 - index]).abs() < 1e-6);
                 prop_assert!((advantage - of_shifted[index]).abs() < 1e-4);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use trajectory::{PolicyVersion, Trajectory, TrajectoryGroup};
 
-use crate::advantage::{group_advantages, is_zero_variance};
+use crate::advantage::{AdvantageSettings, group_advantages};
 use crate::loss::Aggregation;
 use crate::metrics::LeftOut;
 
@@ -30,17 +30,22 @@ fn count(counts: &mut BTreeMap<String, usize>, reason: LeftOut) {
 
 impl<'a> Selection<'a> {
     /// Assigns advantages within each group and leaves out what can't be trained on.
-    pub(crate) fn of_groups(groups: &'a [TrajectoryGroup], scale_rewards: bool, max_tokens: usize) -> Self {
+    pub(crate) fn of_groups(groups: &'a [TrajectoryGroup], advantage: AdvantageSettings, max_tokens: usize) -> Self {
         let mut selection = Self::default();
         for group in groups {
-            if let Err(reason) = selection.add_group(group, scale_rewards, max_tokens) {
+            if let Err(reason) = selection.add_group(group, advantage, max_tokens) {
                 count(&mut selection.groups_left_out, reason);
             }
         }
         selection
     }
 
-    fn add_group(&mut self, group: &'a TrajectoryGroup, scale_rewards: bool, max_tokens: usize) -> Result<(), LeftOut> {
+    fn add_group(
+        &mut self,
+        group: &'a TrajectoryGroup,
+        advantage: AdvantageSettings,
+        max_tokens: usize,
+    ) -> Result<(), LeftOut> {
         let rewards: Vec<f64> = group.episodes.iter().map(|episode| episode.reward).collect();
         if rewards.len() < 2 {
             return Err(LeftOut::FewerThanTwoEpisodes);
@@ -62,10 +67,7 @@ impl<'a> Selection<'a> {
         if usable.is_empty() {
             return Err(LeftOut::NoTrainableTrajectory);
         }
-        if is_zero_variance(&rewards) {
-            return Err(LeftOut::ZeroVariance);
-        }
-        let Some(advantages) = group_advantages(&rewards, scale_rewards) else {
+        let Some(advantages) = group_advantages(&rewards, advantage) else {
             return Err(LeftOut::ZeroVariance);
         };
         let mut trained = Vec::new();

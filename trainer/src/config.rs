@@ -3,6 +3,7 @@
 use inference::model::LoraConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::advantage::AdvantageSettings;
 use crate::error::TrainError;
 use crate::loss::{Aggregation, LossKind};
 
@@ -66,6 +67,12 @@ pub struct RawTrainerConfig {
     pub aggregation_constant: f64,
     /// Divide a group's advantages by their standard deviation.
     pub scale_rewards: bool,
+    /// Factor of advantages below zero, 0 to 1.
+    pub negative_weight: f64,
+    /// Added to the advantage of episodes whose reward is at least `success_reward`; 0 or more.
+    pub success_weight: f64,
+    /// See `success_weight`.
+    pub success_reward: f64,
     /// Mini-batches that a step's groups are split into, one optimiser update each.
     pub updates_per_batch: usize,
     /// How often a step goes through its groups.
@@ -98,6 +105,9 @@ impl Default for RawTrainerConfig {
             aggregation: AggregationName::TokenMean,
             aggregation_constant: 256.0,
             scale_rewards: true,
+            negative_weight: 1.0,
+            success_weight: 0.0,
+            success_reward: 1.0,
             updates_per_batch: 1,
             epochs_per_batch: 1,
             micro_batch_tokens: 1024,
@@ -118,7 +128,7 @@ pub struct TrainerConfig {
     pub(crate) max_grad_norm: f64,
     pub(crate) loss: LossKind,
     pub(crate) aggregation: Aggregation,
-    pub(crate) scale_rewards: bool,
+    pub(crate) advantage: AdvantageSettings,
     pub(crate) updates_per_batch: usize,
     pub(crate) epochs_per_batch: usize,
     pub(crate) micro_batch_tokens: usize,
@@ -155,6 +165,18 @@ impl TryFrom<RawTrainerConfig> for TrainerConfig {
             raw.clip_high >= 0.0 && raw.clip_high.is_finite(),
             "it must be 0 or more",
         )?;
+        require(
+            "negative_weight",
+            raw.negative_weight,
+            (0.0..=1.0).contains(&raw.negative_weight),
+            "it must lie between 0 and 1",
+        )?;
+        require(
+            "success_weight",
+            raw.success_weight,
+            raw.success_weight >= 0.0 && raw.success_weight.is_finite(),
+            "it must be 0 or more",
+        )?;
         positive("aggregation_constant", raw.aggregation_constant)?;
         at_least_one("updates_per_batch", raw.updates_per_batch)?;
         at_least_one("epochs_per_batch", raw.epochs_per_batch)?;
@@ -189,7 +211,12 @@ impl TryFrom<RawTrainerConfig> for TrainerConfig {
                 AggregationName::SequenceMean => Aggregation::SequenceMean,
                 AggregationName::Constant => Aggregation::Constant(raw.aggregation_constant),
             },
-            scale_rewards: raw.scale_rewards,
+            advantage: AdvantageSettings {
+                scale_rewards: raw.scale_rewards,
+                negative_weight: raw.negative_weight,
+                success_weight: raw.success_weight,
+                success_reward: raw.success_reward,
+            },
             updates_per_batch: raw.updates_per_batch,
             epochs_per_batch: raw.epochs_per_batch,
             micro_batch_tokens: raw.micro_batch_tokens,

@@ -22,7 +22,7 @@ pub enum LeftOut {
     MissingBehaviourLogprobs,
     /// Trajectory: longer than the limit.
     TooLong,
-    /// Trajectory: its reward equals the group's mean, so its advantage is 0.
+    /// Trajectory: its advantage is 0, since its reward is the group's mean, or below it where worse episodes have no weight.
     ZeroAdvantage,
 }
 

@@ -121,7 +121,7 @@ impl Trainer {
     /// Token ids outside the vocabulary, or a failure of the tensor library.
     pub fn grpo_step(&mut self, groups: &[TrajectoryGroup], current: PolicyVersion) -> Result<StepReport, TrainError> {
         self.grpo_steps += 1;
-        let selection = Selection::of_groups(groups, self.config.scale_rewards, self.config.max_trajectory_tokens);
+        let selection = Selection::of_groups(groups, self.config.advantage, self.config.max_trajectory_tokens);
         let run = StepRun {
             loss: self.config.loss,
             aggregation: self.config.aggregation,

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::block_pool::{BLOCK_SIZE, BlockId};
-use super::vector_math::{InstructionSet, Kernel, Lanes, dispatch, exp_lanes};
+use super::vector_math::{InstructionSet, Kernel, Lanes, dispatch, exp_lanes, largest_lane};
 
 /// One layer's keys or values.
 #[derive(Clone, Copy)]
@@ -115,35 +115,45 @@ fn few<V: Lanes, const G: usize, const C: usize>(work: Work<'_>) {
     let query: [[V; C]; G] = std::array::from_fn(|g| {
         std::array::from_fn(|c| V::load(&queries[g * head_dim + c * V::N..]).mul(V::splat(scale)))
     });
-    for_each_row(piece.keys, piece, head_dim, |index, key| {
-        let mut sums = [V::splat(0.0); G];
-        for c in 0..C {
-            let key = V::load(&key[c * V::N..]);
-            for g in 0..G {
-                sums[g] = key.mul_add(query[g][c], sums[g]);
+    for_each_run(piece.keys, piece, |first, keys| {
+        let keys = Run { floats: keys, piece, head_dim };
+        let mut at = 0;
+        // Four keys at a time: their sums over the lanes cost hardly more than one's.
+        while at + 4 <= keys.len() {
+            let four = std::array::from_fn(|key| keys.row(at + key));
+            for (g, sums) in dot_products::<V, G, C, 4>(&query, four).into_iter().enumerate() {
+                scores[g * scores_stride + first + at..][..4].copy_from_slice(&V::sums(sums));
             }
+            at += 4;
         }
-        for g in 0..G {
-            scores[g * scores_stride + index] = sums[g].sum();
+        for at in at..keys.len() {
+            for (g, [sum]) in dot_products::<V, G, C, 1>(&query, [keys.row(at)]).into_iter().enumerate() {
+                scores[g * scores_stride + first + at] = sum.sum();
+            }
         }
     });
     for g in 0..G {
         let scores = &mut scores[g * scores_stride..][..len];
-        let mut largest = f32::NEG_INFINITY;
-        for &score in scores.iter() {
-            largest = if score > largest { score } else { largest };
-        }
+        let largest = largest_lane::<V>(scores);
         let sum = exp_lanes::<V>(scores, largest, 1.0);
         answer[g * (head_dim + 2) + head_dim] = sum;
         answer[g * (head_dim + 2) + head_dim + 1] = largest;
     }
     let mut weighted = [[V::splat(0.0); C]; G];
-    for_each_row(piece.values, piece, head_dim, |index, value| {
-        let weights: [V; G] = std::array::from_fn(|g| V::splat(scores[g * scores_stride + index]));
-        for c in 0..C {
-            let value = V::load(&value[c * V::N..]);
-            for g in 0..G {
-                weighted[g][c] = value.mul_add(weights[g], weighted[g][c]);
+    for_each_run(piece.values, piece, |first, values| {
+        let values = Run {
+            floats: values,
+            piece,
+            head_dim,
+        };
+        for at in 0..values.len() {
+            let weights: [V; G] = std::array::from_fn(|g| V::splat(scores[g * scores_stride + first + at]));
+            let value = values.row(at);
+            for c in 0..C {
+                let value = V::load(&value[c * V::N..]);
+                for g in 0..G {
+                    weighted[g][c] = value.mul_add(weights[g], weighted[g][c]);
+                }
             }
         }
     });
@@ -154,19 +164,57 @@ fn few<V: Lanes, const G: usize, const C: usize>(work: Work<'_>) {
     }
 }
 
-/// Calls `visit` with each position's index in the piece and its head's row.
+/// The products of `G` queries with `R` keys, not yet summed over the lanes.
 #[inline(always)]
-fn for_each_row(rows: PagedRows<'_>, piece: &Piece<'_>, head_dim: usize, mut visit: impl FnMut(usize, &[f32])) {
+fn dot_products<V: Lanes, const G: usize, const C: usize, const R: usize>(
+    query: &[[V; C]; G],
+    keys: [&[f32]; R],
+) -> [[V; R]; G] {
+    let mut sums = [[V::splat(0.0); R]; G];
+    for c in 0..C {
+        for (r, key) in keys.iter().enumerate() {
+            let key = V::load(&key[c * V::N..]);
+            for (sums, query) in sums.iter_mut().zip(query) {
+                sums[r] = key.mul_add(query[c], sums[r]);
+            }
+        }
+    }
+    sums
+}
+
+/// Neighbouring slots of one block.
+#[derive(Clone, Copy)]
+struct Run<'a, 'b> {
+    floats: &'a [f32],
+    piece: &'a Piece<'b>,
+    head_dim: usize,
+}
+
+impl<'a> Run<'a, '_> {
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.floats.len() / self.piece.keys.slot_len
+    }
+
+    /// The kv head's row in a slot.
+    #[inline(always)]
+    fn row(self, slot: usize) -> &'a [f32] {
+        &self.floats[slot * self.piece.keys.slot_len + self.piece.head_offset..][..self.head_dim]
+    }
+}
+
+/// Calls `visit` for each block with the first position's index in the piece and the block's slots.
+#[inline(always)]
+fn for_each_run(rows: PagedRows<'_>, piece: &Piece<'_>, mut visit: impl FnMut(usize, &[f32])) {
     let mut position = piece.positions.start;
     while position < piece.positions.end {
         let in_block = position % BLOCK_SIZE;
         let n = (BLOCK_SIZE - in_block).min(piece.positions.end - position);
         let first_slot = piece.blocks[position / BLOCK_SIZE] as usize * BLOCK_SIZE + in_block;
-        let first = position - piece.positions.start;
-        let block = &rows.floats[first_slot * rows.slot_len..(first_slot + n) * rows.slot_len];
-        for (offset, slot) in block.chunks_exact(rows.slot_len).enumerate() {
-            visit(first + offset, &slot[piece.head_offset..piece.head_offset + head_dim]);
-        }
+        visit(
+            position - piece.positions.start,
+            &rows.floats[first_slot * rows.slot_len..(first_slot + n) * rows.slot_len],
+        );
         position += n;
     }
 }

@@ -7,16 +7,22 @@
 //! The threads take their parts from a queue, so one whose core is busy with something else, such as an agent's process, delays nobody;
 //! libtorch's (OpenMP's) cut a product evenly and wait for the last.
 
+use std::ops::Range;
+
 use tch::{Device, Kind, Tensor};
 
 use super::team::Team;
 use super::tensor_view::{Columns, Rows, RowsMut};
-use super::vector_math::{InstructionSet, Kernel, Lanes, dispatch, prefetch};
+use super::vector_math::{InstructionSet, Kernel, Lanes, dispatch, prefetch, prefetch_far};
 
 /// Without the engine's pool more rows are left to libtorch, which has threads for them.
 const MAX_ROWS_ALONE: i64 = 32;
 /// Weight rows that are multiplied at once.
 const TILE: usize = 4;
+/// Rows that AVX-512's registers hold the sums of, beside a tile of weights.
+const MOST_ROWS_AT_ONCE: usize = 6;
+/// 64 bytes.
+const FLOATS_PER_LINE: usize = 16;
 /// Outputs of a thread's piece of work: a multiple of [`TILE`], and of a cache line.
 const COLUMNS_PER_PART: usize = 32;
 
@@ -62,13 +68,18 @@ fn multiply(input: &Tensor, weight: &Tensor, base: &Base<'_>, output: &mut Tenso
     }
     let mut parts = RowsMut::of(output)?.split_columns(COLUMNS_PER_PART);
     let set = InstructionSet::best();
-    Team::current().run(&mut parts, |columns| {
+    let team = Team::current();
+    // Where a thread most likely goes on.
+    let distance = team.n_threads() * COLUMNS_PER_PART;
+    team.run(&mut parts, |columns| {
+        let next = columns.range().start + distance..columns.range().end + distance;
         dispatch(
             set,
             Part {
                 input: &input,
                 weight: &weight,
                 base,
+                next: Ahead::new(&weight, next, input.n()),
                 columns,
             },
         );
@@ -84,11 +95,45 @@ enum Base<'a> {
     Output,
 }
 
+/// Weights that are asked for while others are multiplied, so that the memory works at the same time as the processor.
+struct Ahead<'a> {
+    floats: &'a [f32],
+    at: usize,
+    /// Cache lines that are asked for in a step of the innermost loop.
+    lines_per_step: usize,
+}
+
+impl<'a> Ahead<'a> {
+    /// Some outputs' weights, over the time that `n_rows` rows of as many other outputs take.
+    fn new(weight: &Rows<'a>, outputs: Range<usize>, n_rows: usize) -> Self {
+        let end = outputs.end.min(weight.n());
+        let start = outputs.start.min(end);
+        // The first rows wait for their own weights; their memory needs no more to do.
+        let passes = n_rows.div_ceil(MOST_ROWS_AT_ONCE).saturating_sub(1);
+        Self {
+            floats: &weight.floats()[start * weight.stride()..end * weight.stride()],
+            at: 0,
+            lines_per_step: if passes == 0 { 0 } else { TILE.div_ceil(passes) },
+        }
+    }
+
+    #[inline(always)]
+    fn step(&mut self) {
+        if self.at < self.floats.len() {
+            for _ in 0..self.lines_per_step {
+                prefetch_far(self.floats, self.at);
+                self.at += FLOATS_PER_LINE;
+            }
+        }
+    }
+}
+
 /// All rows of some outputs.
 struct Part<'a, 'b> {
     input: &'a Rows<'b>,
     weight: &'a Rows<'b>,
     base: &'a Base<'b>,
+    next: Ahead<'a>,
     columns: &'a mut Columns<'b>,
 }
 
@@ -97,7 +142,7 @@ impl Kernel for Part<'_, '_> {
     #[inline(always)]
     fn run<V: Lanes>(mut self) {
         // As many rows at once as the registers hold: 4 · 6 sums of 32, or 4 · 2 of 16.
-        let most = if V::N == 16 { 6 } else { 2 };
+        let most = if V::N == 16 { MOST_ROWS_AT_ONCE } else { 2 };
         let mut row = 0;
         while row < self.input.n() {
             let n = (self.input.n() - row).min(most);
@@ -146,6 +191,9 @@ impl Part<'_, '_> {
                 for weight in weight {
                     prefetch(weight, at + ahead);
                 }
+            }
+            if row > 0 {
+                self.next.step();
             }
             let weight: [V; R] = std::array::from_fn(|r| V::load(&weight[r][at..]));
             for (sums, input) in sums.iter_mut().zip(input) {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use tch::{Device, Kind, Tensor};
 
@@ -30,7 +31,14 @@ impl Worker {
     }
 
     fn compute(&mut self, items: &[StepItem]) {
+        let started = Instant::now();
         let logits = self.forward(items);
+        tracing::trace!(
+            rows = items.iter().map(|item| item.n_tokens).sum::<usize>(),
+            sequences = items.len(),
+            milliseconds = started.elapsed().as_secs_f64() * 1e3,
+            "forward pass"
+        );
         self.scheduler.complete(items);
         self.shared.steps.fetch_add(1, Relaxed);
         // Before the first receiver hears of this step.

@@ -144,6 +144,19 @@ pub(super) fn prefetch(floats: &[f32], index: usize) {
     let _ = (floats, index);
 }
 
+/// [`prefetch`] into the second-level cache, for what is used later.
+#[inline(always)]
+pub(super) fn prefetch_far(floats: &[f32], index: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: as in `prefetch`.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(floats.as_ptr().wrapping_add(index).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (floats, index);
+}
+
 /// A loop that [`dispatch`] compiles for each instruction set. `run` must be `#[inline(always)]`.
 pub(super) trait Kernel {
     /// What it answers.
@@ -231,16 +244,22 @@ pub(super) fn largest(values: &[f32]) -> f32 {
         type Output = f32;
         #[inline(always)]
         fn run<V: Lanes>(self) -> f32 {
-            let chunks = self.0.chunks_exact(V::N);
-            let rest = chunks.remainder();
-            let mut best = V::splat(f32::NEG_INFINITY);
-            for chunk in chunks {
-                best = V::load(chunk).max(best);
-            }
-            rest.iter().fold(best.largest(), |a, &b| if b > a { b } else { a })
+            largest_lane::<V>(self.0)
         }
     }
     dispatch(InstructionSet::best(), Largest(values))
+}
+
+/// [`largest`] within a [`Kernel`].
+#[inline(always)]
+pub(super) fn largest_lane<V: Lanes>(values: &[f32]) -> f32 {
+    let chunks = values.chunks_exact(V::N);
+    let rest = chunks.remainder();
+    let mut best = V::splat(f32::NEG_INFINITY);
+    for chunk in chunks {
+        best = V::load(chunk).max(best);
+    }
+    rest.iter().fold(best.largest(), |a, &b| if b > a { b } else { a })
 }
 
 /// [`exp_lanes`] outside of a [`Kernel`].

@@ -21,7 +21,7 @@ fn check(
     groups_left_out: &[(&str, usize)],
     trajectories: &[(&str, usize)],
 ) {
-    let selection = Selection::of_groups(groups, true, 100);
+    let selection = Selection::of_groups(groups, AdvantageSettings::default(), 100);
     assert_eq!(selection.groups.iter().map(Vec::len).sum::<usize>(), trained);
     assert_eq!(selection.groups_left_out, counts(groups_left_out));
     assert_eq!(selection.trajectories_left_out, counts(trajectories));
@@ -61,7 +61,7 @@ fn nothing_sampled_is_left_out() {
     let first_only = trajectory(&[1, 2, 3], &[0], &[-1.0]);
     let groups = [group([(1.0, read_only), (0.0, good()), (0.5, first_only)])];
     check(&groups, 1, &[], &[("no_sampled_token", 2)]);
-    let selection = Selection::of_groups(&groups, true, 100);
+    let selection = Selection::of_groups(&groups, AdvantageSettings::default(), 100);
     let batch = MiniBatch::new(selection.groups[0].iter().copied(), Aggregation::TokenMean, None);
     assert_eq!(batch.terms.len(), 1);
     assert_eq!((batch.terms[0].position, batch.terms[0].token_id), (2, 3));
@@ -76,7 +76,7 @@ fn advantages_are_normalised_within_the_group() {
         group([(0.0, good()), (1.0, good())]),
         group([(10.0, good()), (11.0, good())]),
     ];
-    let selection = Selection::of_groups(&groups, true, 100);
+    let selection = Selection::of_groups(&groups, AdvantageSettings::default(), 100);
     let advantages: Vec<Vec<f64>> = selection
         .groups
         .iter()

@@ -88,7 +88,7 @@ impl NwsServer {
 
     /// Forecast by day and night.
     #[tool(
-        description = "Forecast by day",
+        description = "Forecast of one period, like Tuesday Night, or all",
         input_schema = point_schema(Some("period"), Some(("days", DAYS))),
         output_schema = schema_for_output::<ForecastOutput>(),
         annotations(read_only_hint = true, open_world_hint = true)
@@ -99,7 +99,7 @@ impl NwsServer {
 
     /// Forecast by hour.
     #[tool(
-        description = "Forecast by hour",
+        description = "Forecast of one hour, like 5 PM, or all",
         input_schema = point_schema(Some("hour"), Some(("hours", HOURS))),
         output_schema = schema_for_output::<HourlyOutput>(),
         annotations(read_only_hint = true, open_world_hint = true)
@@ -299,13 +299,15 @@ fn reply(answer: Result<Answer, ToolError>) -> CallToolResult {
 /// `latitude`, `longitude`, and perhaps a name that selects and a bounded number.
 fn point_schema(name: Option<&str>, number: Option<(&str, Range)>) -> Arc<JsonObject> {
     let mut properties = json!({ "latitude": { "type": "number" }, "longitude": { "type": "number" } });
+    let mut required = vec!["latitude", "longitude"];
     if let Some(name) = name {
         properties[name] = json!({ "type": "string" });
+        required.push(name);
     }
     if let Some((name, range)) = number {
         properties[name] = json!({ "type": "integer", "minimum": range.low, "maximum": range.high });
     }
-    schema(properties, &["latitude", "longitude"])
+    schema(properties, &required)
 }
 
 fn current_weather_schema() -> Arc<JsonObject> {

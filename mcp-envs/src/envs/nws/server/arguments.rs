@@ -92,6 +92,10 @@ impl ArgumentError {
     }
 }
 
+/// Selects every half day or hour. An argument that always has a value is easier to get right for a small model than one
+/// that has to be left out at times.
+const ALL: &str = "all";
+
 /// The inputs of one call; all names are known.
 #[derive(Debug)]
 pub struct Arguments(JsonObject);
@@ -141,7 +145,7 @@ impl Arguments {
         Ok(number as usize)
     }
 
-    /// Those of `items` whose name is the given one, in any case and spacing; all where none is given.
+    /// Those of `items` whose name is the given one, in any case and spacing; all for `all`, and where none is given.
     pub fn named<T>(
         &self,
         argument: &'static str,
@@ -156,9 +160,12 @@ impl Arguments {
             letters.flat_map(char::to_lowercase).collect::<String>()
         };
         let wanted = value.as_str().map(plain);
+        if wanted.as_deref() == Some(ALL) {
+            return Ok(items);
+        }
         let is_wanted = |item: &T| wanted.as_ref().is_some_and(|wanted| plain(name(item)) == *wanted);
         if !items.iter().any(is_wanted) {
-            let known: Vec<&str> = items.iter().map(name).collect();
+            let known: Vec<&str> = std::iter::once(ALL).chain(items.iter().map(name)).collect();
             return Err(ArgumentError::NotListed {
                 name: argument,
                 known: known.join(", "),

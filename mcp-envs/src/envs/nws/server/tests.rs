@@ -46,6 +46,7 @@ async fn one_period_or_hour_is_one_line_of_the_forecast() {
         let line = text(&world.call("get_forecast", with("period", name)).await);
         assert_eq!(Some(line.as_str()), whole.lines().nth(3), "{name}");
     }
+    assert_eq!(text(&world.call("get_forecast", with("period", "All")).await), whole);
     let hour = text(&world.call("get_hourly_forecast", with("hour", "2 PM")).await);
     assert!(hour.starts_with("2 PM: ") && hour.lines().count() == 1, "{hour}");
 }
@@ -111,12 +112,12 @@ async fn wrong_inputs_say_what_to_write() {
         (
             "get_forecast",
             json!({ "latitude": 46.79, "longitude": -92.1, "period": "Someday", "days": 2 }),
-            "period must be one of Today, Tonight, Tuesday, Tuesday Night, not Someday.",
+            "period must be one of all, Today, Tonight, Tuesday, Tuesday Night, not Someday.",
         ),
         (
             "get_hourly_forecast",
             json!({ "latitude": 46.79, "longitude": -92.1, "hour": 5, "hours": 2 }),
-            "hour must be one of 11 AM, 12 PM, not 5.",
+            "hour must be one of all, 11 AM, 12 PM, not 5.",
         ),
         (
             "get_hourly_forecast",

@@ -119,8 +119,11 @@ fn arguments(call: &ExpectedCall, facts: &Facts, results: &[String]) -> Value {
         Target::Point(latitude, longitude) => {
             let mut arguments = json!({ "latitude": plain(*latitude), "longitude": plain(*longitude) });
             // A question about one half day or hour needs one line of the forecast.
-            if let ([period], Some(selector)) = (facts.periods.as_slice(), selector(call)) {
-                arguments[selector] = json!(period);
+            if let Some(selector) = selector(call) {
+                arguments[selector] = match facts.periods.as_slice() {
+                    [period] => json!(period),
+                    _ => json!("all"),
+                };
             }
             arguments
         }
