@@ -197,9 +197,16 @@ mod tests {
     #[test]
     fn a_step_is_of_many_kinds() {
         // One kind is much more uncertain than the others.
-        let scenarios: Vec<_> = (0..40).map(|i| scenario(&format!("s{i}"), ["a", "b", "c", "d"][i % 4])).collect();
-        let known: Vec<_> = (0..40).map(|i| (format!("s{i}"), 8, if i % 4 == 0 { 0.5 } else { 1.0 })).collect();
-        let known: Vec<_> = known.iter().map(|(id, attempts, recent)| (id.as_str(), *attempts, *recent)).collect();
+        let scenarios: Vec<_> = (0..40)
+            .map(|i| scenario(&format!("s{i}"), ["a", "b", "c", "d"][i % 4]))
+            .collect();
+        let known: Vec<_> = (0..40)
+            .map(|i| (format!("s{i}"), 8, if i % 4 == 0 { 0.5 } else { 1.0 }))
+            .collect();
+        let known: Vec<_> = known
+            .iter()
+            .map(|(id, attempts, recent)| (id.as_str(), *attempts, *recent))
+            .collect();
         for step in 0..20 {
             let chosen = select(&scenarios, &rates(&known), BY_PASS_RATE, 6, 1, step);
             for kind in 0..4 {

@@ -126,12 +126,26 @@ fn a_teacher_warms_the_policy_up() {
     // The same episodes, from the run's folder and as an export, make the same adapter.
     let (model, folder) = (run.path().join("model"), run.run_folder());
     let export = folder.join("episodes.jsonl");
-    let exported = trainyard().args(["log", "--store"]).arg(&folder).args(["export", "-o"]).arg(&export).output();
+    let exported = trainyard()
+        .args(["log", "--store"])
+        .arg(&folder)
+        .args(["export", "-o"])
+        .arg(&export)
+        .output();
     assert!(exported.unwrap().status.success());
     let sft = |episodes: &std::path::Path, out: &std::path::Path| {
         let mut command = trainyard();
-        command.arg("sft").arg("--model").arg(&model).arg("--episodes").arg(episodes);
-        command.args(["--min-reward", "1", "--batch-size", "2", "--out"]).arg(out).output().unwrap()
+        command
+            .arg("sft")
+            .arg("--model")
+            .arg(&model)
+            .arg("--episodes")
+            .arg(episodes);
+        command
+            .args(["--min-reward", "1", "--batch-size", "2", "--out"])
+            .arg(out)
+            .output()
+            .unwrap()
     };
     let outs = [folder.join("from-store"), folder.join("from-export")];
     for (episodes, out) in [(&folder, &outs[0]), (&export, &outs[1])] {
@@ -139,9 +153,14 @@ fn a_teacher_warms_the_policy_up() {
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{stderr}");
         assert!(stderr.contains("4 trajectories of 4 episodes, 2 steps"), "{stderr}");
-        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), out.display().to_string());
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout).trim(),
+            out.display().to_string()
+        );
     }
-    let weights = outs.each_ref().map(|out| std::fs::read(out.join("adapter_model.safetensors")).unwrap());
+    let weights = outs
+        .each_ref()
+        .map(|out| std::fs::read(out.join("adapter_model.safetensors")).unwrap());
     assert!(weights[0] == weights[1]);
     let again = sft(&folder, &outs[0]);
     assert_eq!(again.status.code(), Some(2), "an adapter's folder never changes");

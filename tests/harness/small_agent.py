@@ -57,8 +57,8 @@ def main():
     content = message.get("content") or ""
     place = re.search(r"(-?\d+\.\d+), ?(-?\d+\.\d+)", question)
     if len(content) % 2 == 0 and place:
-        tools.call("tools/call", {"name": "get_forecast",
-                                  "arguments": {"latitude": float(place[1]), "longitude": float(place[2])}})
+        arguments = {"latitude": float(place[1]), "longitude": float(place[2]), "period": "all"}
+        tools.call("tools/call", {"name": "get_forecast", "arguments": arguments})
     print(content)
 
 

@@ -64,7 +64,10 @@ pub fn group_advantages(rewards: &[f64], settings: AdvantageSettings) -> Option<
         weighted + if successful { settings.success_weight } else { 0.0 }
     };
     let advantages: Vec<f64> = rewards.iter().map(advantage).collect();
-    advantages.iter().any(|&advantage| advantage != 0.0).then_some(advantages)
+    advantages
+        .iter()
+        .any(|&advantage| advantage != 0.0)
+        .then_some(advantages)
 }
 
 #[cfg(test)]
@@ -90,8 +93,16 @@ mod tests {
 
     #[test]
     fn known_vectors() {
-        check(&[0.0, 0.25, 1.0], grpo(true), &[-0.980578368, -0.392231347, 1.372809715]);
-        check(&[0.0, 0.25, 1.0], grpo(false), &[-0.416666667, -0.166666667, 0.583333333]);
+        check(
+            &[0.0, 0.25, 1.0],
+            grpo(true),
+            &[-0.980578368, -0.392231347, 1.372809715],
+        );
+        check(
+            &[0.0, 0.25, 1.0],
+            grpo(false),
+            &[-0.416666667, -0.166666667, 0.583333333],
+        );
     }
 
     #[test]

@@ -90,7 +90,11 @@ mod tests {
         assert!(last.unwrap().loss < reports[0].loss / 2.0, "{reports:?}");
         assert_eq!(reports[0].learning_rate, 0.02);
         assert!((reports[11].learning_rate - 0.02 / 12.0).abs() < 1e-12);
-        assert!(reports.windows(2).all(|pair| pair[1].learning_rate < pair[0].learning_rate));
+        assert!(
+            reports
+                .windows(2)
+                .all(|pair| pair[1].learning_rate < pair[0].learning_rate)
+        );
         assert_eq!(trainer.optimizer.updates(), 0);
     }
 
@@ -103,8 +107,15 @@ mod tests {
             epochs: 9,
             learning_rate: 1e-3,
         };
-        trainer.fine_tune(&demonstrations, plan, |_| ControlFlow::Break(())).unwrap();
+        trainer
+            .fine_tune(&demonstrations, plan, |_| ControlFlow::Break(()))
+            .unwrap();
         assert_eq!(trainer.step(), 1);
-        assert!(trainer.fine_tune(&[], plan, |_| ControlFlow::Continue(())).unwrap().is_none());
+        assert!(
+            trainer
+                .fine_tune(&[], plan, |_| ControlFlow::Continue(()))
+                .unwrap()
+                .is_none()
+        );
     }
 }

@@ -96,9 +96,11 @@ pub(crate) fn run(args: &SftArgs) -> anyhow::Result<()> {
         examples.extend(trajectories);
     }
     if examples.is_empty() {
-        return Err(UsageError::new(format!("{} has no episode to learn from", args.episodes.display()))
-            .hint("closed episodes of the split with a model call count; --split and --min-reward narrow them down")
-            .into());
+        return Err(
+            UsageError::new(format!("{} has no episode to learn from", args.episodes.display()))
+                .hint("closed episodes of the split with a model call count; --split and --min-reward narrow them down")
+                .into(),
+        );
     }
     let model = Model::load(&args.model, &options).map_err(|error| usage(&error))?;
     let mut trainer = Trainer::new(model, config, args.seed).map_err(|error| usage(&error))?;
@@ -112,11 +114,17 @@ pub(crate) fn run(args: &SftArgs) -> anyhow::Result<()> {
         learning_rate: args.learning_rate,
     };
     let n_steps = plan.n_steps(examples.len());
-    print_error(format!("{} trajectories of {n_episodes} episodes, {n_steps} steps", examples.len()));
+    print_error(format!(
+        "{} trajectories of {n_episodes} episodes, {n_steps} steps",
+        examples.len()
+    ));
     let mut step = 0;
     trainer.fine_tune(&examples, plan, |report| {
         step += 1;
-        print_error(format!("step {step:>4}/{n_steps}  loss {:.3}  {:.1} s", report.loss, report.seconds));
+        print_error(format!(
+            "step {step:>4}/{n_steps}  loss {:.3}  {:.1} s",
+            report.loss, report.seconds
+        ));
         match shutdown.is_cancelled() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
@@ -145,7 +153,9 @@ fn read(args: &SftArgs) -> Result<Vec<ExportedEpisode>, UsageError> {
         })?
     };
     let wanted = |episode: &ExportedEpisode| {
-        let good = args.min_reward.is_none_or(|least| episode.reward.is_some_and(|reward| reward >= least));
+        let good = args
+            .min_reward
+            .is_none_or(|least| episode.reward.is_some_and(|reward| reward >= least));
         let whole = episode.state == EpisodeState::Closed && episode.failure.is_none() && !episode.tainted;
         good && whole && episode.split.is_none_or(|split| split == args.split)
     };
@@ -169,6 +179,8 @@ fn from_store(path: &Path, split: Split) -> Result<Vec<ExportedEpisode>, traject
     })?;
     // The store lists the newest first.
     episodes.reverse();
-    let records = episodes.iter().filter_map(|episode| store.record(&episode.id).transpose());
+    let records = episodes
+        .iter()
+        .filter_map(|episode| store.record(&episode.id).transpose());
     records.map(|record| record.map(ExportedEpisode::from)).collect()
 }

@@ -116,7 +116,11 @@ fn few<V: Lanes, const G: usize, const C: usize>(work: Work<'_>) {
         std::array::from_fn(|c| V::load(&queries[g * head_dim + c * V::N..]).mul(V::splat(scale)))
     });
     for_each_run(piece.keys, piece, |first, keys| {
-        let keys = Run { floats: keys, piece, head_dim };
+        let keys = Run {
+            floats: keys,
+            piece,
+            head_dim,
+        };
         let mut at = 0;
         // Four keys at a time: their sums over the lanes cost hardly more than one's.
         while at + 4 <= keys.len() {
@@ -127,7 +131,10 @@ fn few<V: Lanes, const G: usize, const C: usize>(work: Work<'_>) {
             at += 4;
         }
         for at in at..keys.len() {
-            for (g, [sum]) in dot_products::<V, G, C, 1>(&query, [keys.row(at)]).into_iter().enumerate() {
+            for (g, [sum]) in dot_products::<V, G, C, 1>(&query, [keys.row(at)])
+                .into_iter()
+                .enumerate()
+            {
                 scores[g * scores_stride + first + at] = sum.sum();
             }
         }

@@ -88,7 +88,7 @@ impl NwsServer {
 
     /// Forecast by day and night.
     #[tool(
-        description = "Forecast of one period, like Tuesday Night, or all",
+        description = "Forecast of one period or all",
         input_schema = point_schema(Some("period"), Some(("days", DAYS))),
         output_schema = schema_for_output::<ForecastOutput>(),
         annotations(read_only_hint = true, open_world_hint = true)
@@ -99,7 +99,7 @@ impl NwsServer {
 
     /// Forecast by hour.
     #[tool(
-        description = "Forecast of one hour, like 5 PM, or all",
+        description = "Forecast of one hour or all",
         input_schema = point_schema(Some("hour"), Some(("hours", HOURS))),
         output_schema = schema_for_output::<HourlyOutput>(),
         annotations(read_only_hint = true, open_world_hint = true)

@@ -51,6 +51,14 @@ pub enum ArgumentError {
         /// What came instead.
         value: String,
     },
+    /// A half day or hour has to be named.
+    #[error("{name} is missing. Give one of {known}.")]
+    NotGiven {
+        /// Which.
+        name: &'static str,
+        /// What there is.
+        known: String,
+    },
     /// The forecast has no such half day or hour.
     #[error("{name} must be one of {known}, not {value}.")]
     NotListed {
@@ -145,15 +153,22 @@ impl Arguments {
         Ok(number as usize)
     }
 
-    /// Those of `items` whose name is the given one, in any case and spacing; all for `all`, and where none is given.
+    /// Those of `items` whose name is the given one, in any case and spacing; all of them for `all`.
     pub fn named<T>(
         &self,
         argument: &'static str,
         items: Vec<T>,
         name: fn(&T) -> &str,
     ) -> Result<Vec<T>, ArgumentError> {
+        let known = || -> String {
+            let names: Vec<&str> = std::iter::once(ALL).chain(items.iter().map(name)).collect();
+            names.join(", ")
+        };
         let Some(value) = self.0.get(argument) else {
-            return Ok(items);
+            return Err(ArgumentError::NotGiven {
+                name: argument,
+                known: known(),
+            });
         };
         let plain = |text: &str| {
             let letters = text.chars().filter(|letter| !letter.is_whitespace());
@@ -165,10 +180,9 @@ impl Arguments {
         }
         let is_wanted = |item: &T| wanted.as_ref().is_some_and(|wanted| plain(name(item)) == *wanted);
         if !items.iter().any(is_wanted) {
-            let known: Vec<&str> = std::iter::once(ALL).chain(items.iter().map(name)).collect();
             return Err(ArgumentError::NotListed {
                 name: argument,
-                known: known.join(", "),
+                known: known(),
                 value: shown(value),
             });
         }

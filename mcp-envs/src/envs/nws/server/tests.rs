@@ -10,7 +10,8 @@ use crate::nws::test_world::{World, text};
 async fn results_are_short_lines_with_structure_beside_them() {
     let world = World::new().await;
     let point = json!({ "latitude": 46.79, "longitude": -92.1 });
-    let forecast = world.call("get_forecast", point.clone()).await;
+    let all = |name: &str| json!({ "latitude": 46.79, "longitude": -92.1, name: "all" });
+    let forecast = world.call("get_forecast", all("period")).await;
     let lines: Vec<String> = text(&forecast).lines().map(str::to_owned).collect();
     assert_eq!(lines.len(), 9, "{lines:?}");
     assert!(
@@ -20,7 +21,7 @@ async fn results_are_short_lines_with_structure_beside_them() {
     assert!(lines[8].starts_with("Warmest: "), "{lines:?}");
     let structured = forecast.result.unwrap()["structuredContent"].clone();
     assert_eq!(structured["periods"][2]["name"], "Tuesday");
-    let hours = text(&world.call("get_hourly_forecast", point.clone()).await);
+    let hours = text(&world.call("get_hourly_forecast", all("hour")).await);
     assert_eq!(hours.lines().count(), 12);
     assert!(hours.starts_with("11 AM: "), "{hours}");
     let stations = text(&world.call("find_stations", point.clone()).await);
@@ -37,16 +38,20 @@ async fn results_are_short_lines_with_structure_beside_them() {
 async fn one_period_or_hour_is_one_line_of_the_forecast() {
     let world = World::new().await;
     let with = |name: &str, value: &str| json!({ "latitude": 46.79, "longitude": -92.1, name: value });
-    let whole = text(
-        &world
-            .call("get_forecast", json!({ "latitude": 46.79, "longitude": -92.1 }))
-            .await,
-    );
+    let whole = text(&world.call("get_forecast", with("period", "all")).await);
     for name in ["Tuesday Night", "tuesday night", "TuesdayNight"] {
         let line = text(&world.call("get_forecast", with("period", name)).await);
         assert_eq!(Some(line.as_str()), whole.lines().nth(3), "{name}");
     }
     assert_eq!(text(&world.call("get_forecast", with("period", "All")).await), whole);
+    let missing = world
+        .call("get_forecast", json!({ "latitude": 46.79, "longitude": -92.1 }))
+        .await;
+    let said = text(&missing);
+    assert!(
+        missing.is_error && said.starts_with("period is missing. Give one of all, Today, Tonight, "),
+        "{said}"
+    );
     let hour = text(&world.call("get_hourly_forecast", with("hour", "2 PM")).await);
     assert!(hour.starts_with("2 PM: ") && hour.lines().count() == 1, "{hour}");
 }
