@@ -275,6 +275,17 @@ pub(crate) enum LossName {
     Cispo,
 }
 
+/// Which tokens a reward is credited to.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum CreditName {
+    /// All of an episode's, as in GRPO.
+    #[default]
+    Episode,
+    /// Those at which a group's episodes part.
+    Branch,
+}
+
 /// How token losses are averaged.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
@@ -308,6 +319,8 @@ pub(crate) struct TrainerSection {
     pub(crate) clip_high: f64,
     /// Divide a group's advantages by their standard deviation.
     pub(crate) scale_rewards: bool,
+    /// Which tokens a reward is credited to.
+    pub(crate) credit: CreditName,
     /// Factor of advantages below zero: 1 is GRPO, 0 learns from the better episodes of each group only.
     pub(crate) negative_weight: f64,
     /// Added to the advantage of right episodes (reward 1), so that what the policy knows is held on to.
@@ -351,6 +364,7 @@ impl Default for TrainerSection {
             clip_low: 0.2,
             clip_high: 0.28,
             scale_rewards: true,
+            credit: CreditName::Episode,
             negative_weight: 1.0,
             success_weight: 0.0,
             aggregation: AggregationName::TokenMean,

@@ -8,6 +8,8 @@
 //! arXiv 2504.05118). It counts in groups that are all right too, and so holds on to what the policy knows already while
 //! it learns other kinds of scenario.
 
+use serde::{Deserialize, Serialize};
+
 /// Rewards within this distance of the first one count as equal: rounding in a reward is no signal.
 const EQUAL_REWARDS: f64 = 1e-12;
 
@@ -21,9 +23,22 @@ pub fn is_zero_variance(rewards: &[f64]) -> bool {
         .is_none_or(|first| rewards.iter().all(|reward| (reward - first).abs() <= EQUAL_REWARDS))
 }
 
+/// Which tokens a reward is credited to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Credit {
+    /// All of an episode's tokens alike, as in GRPO: [`group_advantages`].
+    #[default]
+    Episode,
+    /// The tokens at which a group's episodes part: [`branch_advantages`].
+    Branch,
+}
+
 /// How rewards become advantages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdvantageSettings {
+    /// Which tokens a reward is credited to.
+    pub credit: Credit,
     /// Divide by the group's standard deviation.
     pub scale_rewards: bool,
     /// Factor of advantages below zero, 0 to 1.
@@ -38,6 +53,7 @@ impl Default for AdvantageSettings {
     /// GRPO's.
     fn default() -> Self {
         Self {
+            credit: Credit::Episode,
             scale_rewards: true,
             negative_weight: 1.0,
             success_weight: 0.0,
@@ -49,25 +65,77 @@ impl Default for AdvantageSettings {
 /// The advantage of each episode of one group, in the order of `rewards`; `None` where all are 0, as in a zero-variance
 /// group unless its episodes are successful and that has a weight.
 pub fn group_advantages(rewards: &[f64], settings: AdvantageSettings) -> Option<Vec<f64>> {
-    let count = rewards.len() as f64;
-    let mean = rewards.iter().sum::<f64>() / count;
-    let variance = rewards.iter().map(|reward| (reward - mean).powi(2)).sum::<f64>() / count;
-    let scale = match (is_zero_variance(rewards), settings.scale_rewards) {
-        (true, _) => f64::INFINITY,
-        (false, true) => variance.sqrt() + STANDARD_DEVIATION_FLOOR,
-        (false, false) => 1.0,
-    };
-    let advantage = |reward: &f64| {
-        let relative = (reward - mean) / scale;
-        let weighted = relative * if relative < 0.0 { settings.negative_weight } else { 1.0 };
-        let successful = *reward >= settings.success_reward - EQUAL_REWARDS;
-        weighted + if successful { settings.success_weight } else { 0.0 }
-    };
+    let (mean, scale) = mean_and_scale(rewards, settings.scale_rewards);
+    let advantage = |&reward: &f64| settings.weigh((reward - mean) / scale) + settings.of_success(reward);
     let advantages: Vec<f64> = rewards.iter().map(advantage).collect();
     advantages
         .iter()
         .any(|&advantage| advantage != 0.0)
         .then_some(advantages)
+}
+
+/// The advantage of each token of each sequence of one group: how much better the episodes that go on with this token did
+/// than all that came to the same prefix. `rewards` are the sequences' own.
+///
+/// Where no other sequence shares a prefix, its next token leads where the prefix did, and its advantage is 0. So what a
+/// group learns is what to do where its episodes part, and not to say again whatever words a good one happened to
+/// choose later on. The mean over the sequences below a prefix stands in for its value, as in tree-structured credit
+/// (SPO, arXiv 2505.23564); with few sequences it is a rough one.
+pub fn branch_advantages(sequences: &[&[u32]], rewards: &[f64], settings: AdvantageSettings) -> Vec<Vec<f64>> {
+    let (_, scale) = mean_and_scale(rewards, settings.scale_rewards);
+    let of_sequence = |(sequence, &reward): (&&[u32], &f64)| {
+        let shared: Vec<usize> = sequences.iter().map(|other| common_prefix(sequence, other)).collect();
+        let value = |length: usize| {
+            let below = shared.iter().zip(rewards).filter(|(shared, _)| **shared >= length);
+            let (sum, n) = below.fold((0.0, 0usize), |(sum, n), (_, reward)| (sum + reward, n + 1));
+            sum / n as f64
+        };
+        let mut before = value(0);
+        let mut advantages = Vec::with_capacity(sequence.len());
+        for length in 1..=sequence.len() {
+            let after = value(length);
+            let gain = if (after - before).abs() <= EQUAL_REWARDS {
+                0.0
+            } else {
+                (after - before) / scale
+            };
+            advantages.push(settings.weigh(gain) + settings.of_success(reward));
+            before = after;
+        }
+        advantages
+    };
+    sequences.iter().zip(rewards).map(of_sequence).collect()
+}
+
+fn common_prefix(left: &[u32], right: &[u32]) -> usize {
+    left.iter().zip(right).take_while(|(left, right)| left == right).count()
+}
+
+/// Mean of the rewards, and what their differences are divided by.
+fn mean_and_scale(rewards: &[f64], scale_rewards: bool) -> (f64, f64) {
+    let count = rewards.len() as f64;
+    let mean = rewards.iter().sum::<f64>() / count;
+    let variance = rewards.iter().map(|reward| (reward - mean).powi(2)).sum::<f64>() / count;
+    let scale = match (is_zero_variance(rewards), scale_rewards) {
+        (true, _) => f64::INFINITY,
+        (false, true) => variance.sqrt() + STANDARD_DEVIATION_FLOOR,
+        (false, false) => 1.0,
+    };
+    (mean, scale)
+}
+
+impl AdvantageSettings {
+    fn weigh(self, advantage: f64) -> f64 {
+        advantage * if advantage < 0.0 { self.negative_weight } else { 1.0 }
+    }
+
+    fn of_success(self, reward: f64) -> f64 {
+        if reward >= self.success_reward - EQUAL_REWARDS {
+            self.success_weight
+        } else {
+            0.0
+        }
+    }
 }
 
 #[cfg(test)]
@@ -130,6 +198,24 @@ mod tests {
             ..settings
         };
         check(&[0.5, 0.5], lower, &[0.25, 0.25]);
+    }
+
+    #[test]
+    fn branches_are_credited_where_they_part() {
+        let sequences: [&[u32]; 4] = [&[1, 2, 3, 4], &[1, 2, 3, 5], &[1, 6, 7], &[1, 6, 7]];
+        let advantages = branch_advantages(&sequences, &[1.0, 0.0, 0.0, 0.0], grpo(false));
+        let expected = [
+            vec![0.0, 0.25, 0.0, 0.5],
+            vec![0.0, 0.25, 0.0, -0.5],
+            vec![0.0, -0.25, 0.0],
+            vec![0.0, -0.25, 0.0],
+        ];
+        assert_eq!(advantages, expected);
+        // Along each sequence they add up to the episode's advantage.
+        let of_episodes = group_advantages(&[1.0, 0.0, 0.0, 0.0], grpo(false)).unwrap();
+        for (tokens, episode) in advantages.iter().zip(of_episodes) {
+            assert!((tokens.iter().sum::<f64>() - episode).abs() < 1e-12);
+        }
     }
 
     #[test]

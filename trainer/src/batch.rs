@@ -1,18 +1,49 @@
 //! From trajectories to a mini-batch: which of them are trained on, and the terms of the loss.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use trajectory::{PolicyVersion, Trajectory, TrajectoryGroup};
 
-use crate::advantage::{AdvantageSettings, group_advantages};
+use crate::advantage::{AdvantageSettings, Credit, branch_advantages, group_advantages};
 use crate::loss::Aggregation;
 use crate::metrics::LeftOut;
 
-/// A trajectory with its advantage.
-#[derive(Clone, Copy, Debug)]
+/// A trajectory with its advantages.
+#[derive(Clone, Debug)]
 pub(crate) struct Weighted<'a> {
     pub(crate) trajectory: &'a Trajectory,
-    pub(crate) advantage: f64,
+    pub(crate) advantage: Advantages,
+}
+
+/// The advantage of each token of a trajectory.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Advantages {
+    /// All alike.
+    Same(f64),
+    /// By position.
+    Each(Arc<[f64]>),
+}
+
+impl From<f64> for Advantages {
+    fn from(advantage: f64) -> Self {
+        Self::Same(advantage)
+    }
+}
+
+impl Weighted<'_> {
+    fn advantage_at(&self, position: usize) -> f64 {
+        match &self.advantage {
+            Advantages::Same(advantage) => *advantage,
+            Advantages::Each(advantages) => advantages[position],
+        }
+    }
+
+    /// Positions of the tokens that the loss is about. What has no advantage has no gradient, and what follows the last
+    /// one with a gradient need not run through the model.
+    fn trained_positions(&self) -> impl Iterator<Item = usize> {
+        sampled_positions(self.trajectory).filter(|&position| self.advantage_at(position) != 0.0)
+    }
 }
 
 /// What is trained on of a step's groups, and how often what was left out for which reason.
@@ -70,15 +101,25 @@ impl<'a> Selection<'a> {
         let Some(advantages) = group_advantages(&rewards, advantage) else {
             return Err(LeftOut::ZeroVariance);
         };
+        let advantages: Vec<Advantages> = match advantage.credit {
+            Credit::Episode => usable.iter().map(|&(index, _)| advantages[index].into()).collect(),
+            Credit::Branch => {
+                let sequences: Vec<&[u32]> = usable.iter().map(|(_, trajectory)| &trajectory.token_ids[..]).collect();
+                let rewards: Vec<f64> = usable.iter().map(|&(index, _)| rewards[index]).collect();
+                let of_tokens = branch_advantages(&sequences, &rewards, advantage);
+                of_tokens
+                    .into_iter()
+                    .map(|tokens| Advantages::Each(tokens.into()))
+                    .collect()
+            }
+        };
         let mut trained = Vec::new();
-        for (index, trajectory) in usable {
-            if advantages[index] == 0.0 {
-                count(&mut self.trajectories_left_out, LeftOut::ZeroAdvantage);
+        for ((_, trajectory), advantage) in usable.into_iter().zip(advantages) {
+            let weighted = Weighted { trajectory, advantage };
+            if weighted.trained_positions().next().is_some() {
+                trained.push(weighted);
             } else {
-                trained.push(Weighted {
-                    trajectory,
-                    advantage: advantages[index],
-                });
+                count(&mut self.trajectories_left_out, LeftOut::ZeroAdvantage);
             }
         }
         if trained.is_empty() {
@@ -96,7 +137,7 @@ impl<'a> Selection<'a> {
             match check(trajectory, max_tokens, false) {
                 Ok(()) => trained.push(Weighted {
                     trajectory,
-                    advantage: 1.0,
+                    advantage: 1.0.into(),
                 }),
                 Err(reason) => count(&mut selection.trajectories_left_out, reason),
             }
@@ -158,7 +199,7 @@ pub(crate) struct MiniBatch {
 }
 
 impl MiniBatch {
-    /// Puts trajectories together, each of which has a sampled token.
+    /// Puts trajectories together, each of which has a sampled token with an advantage.
     pub(crate) fn new<'a>(
         trajectories: impl IntoIterator<Item = Weighted<'a>>,
         aggregation: Aggregation,
@@ -167,21 +208,20 @@ impl MiniBatch {
         let trajectories: Vec<Weighted> = trajectories.into_iter().collect();
         let n_sampled: Vec<usize> = trajectories
             .iter()
-            .map(|weighted| sampled_positions(weighted.trajectory).count())
+            .map(|weighted| weighted.trained_positions().count())
             .collect();
         let weights = aggregation.token_weights(&n_sampled);
         let mut batch = Self::default();
-        for (sequence, (Weighted { trajectory, advantage }, weight)) in
-            trajectories.into_iter().zip(weights).enumerate()
-        {
+        for (sequence, (weighted, weight)) in trajectories.into_iter().zip(weights).enumerate() {
+            let trajectory = weighted.trajectory;
             let mut last = 0;
-            for position in sampled_positions(trajectory) {
+            for position in weighted.trained_positions() {
                 last = position;
                 batch.terms.push(LossTerm {
                     sequence,
                     position,
                     token_id: trajectory.token_ids[position],
-                    advantage,
+                    advantage: weighted.advantage_at(position),
                     weight,
                     behaviour_logprob: trajectory.behaviour_logprobs[position].map_or(f64::NAN, f64::from),
                     current: current.is_some() && trajectory.policy_versions[position] == current,

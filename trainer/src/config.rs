@@ -3,7 +3,7 @@
 use inference::model::LoraConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::advantage::AdvantageSettings;
+use crate::advantage::{AdvantageSettings, Credit};
 use crate::error::TrainError;
 use crate::loss::{Aggregation, LossKind};
 
@@ -67,6 +67,8 @@ pub struct RawTrainerConfig {
     pub aggregation_constant: f64,
     /// Divide a group's advantages by their standard deviation.
     pub scale_rewards: bool,
+    /// Which tokens a reward is credited to.
+    pub credit: Credit,
     /// Factor of advantages below zero, 0 to 1.
     pub negative_weight: f64,
     /// Added to the advantage of episodes whose reward is at least `success_reward`; 0 or more.
@@ -105,6 +107,7 @@ impl Default for RawTrainerConfig {
             aggregation: AggregationName::TokenMean,
             aggregation_constant: 256.0,
             scale_rewards: true,
+            credit: Credit::Episode,
             negative_weight: 1.0,
             success_weight: 0.0,
             success_reward: 1.0,
@@ -212,6 +215,7 @@ impl TryFrom<RawTrainerConfig> for TrainerConfig {
                 AggregationName::Constant => Aggregation::Constant(raw.aggregation_constant),
             },
             advantage: AdvantageSettings {
+                credit: raw.credit,
                 scale_rewards: raw.scale_rewards,
                 negative_weight: raw.negative_weight,
                 success_weight: raw.success_weight,

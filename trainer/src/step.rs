@@ -155,7 +155,7 @@ impl Trainer {
             for part in split(&order, run.mini_batches) {
                 let trajectories: Vec<Weighted> = part
                     .iter()
-                    .flat_map(|&group| selection.groups[group].iter().copied())
+                    .flat_map(|&group| selection.groups[group].iter().cloned())
                     .collect();
                 let batch = MiniBatch::new(trajectories, run.aggregation, run.current);
                 let output = self.update(&batch, &run, &mut report)?;
@@ -235,7 +235,7 @@ impl Trainer {
             .collect();
         let weighted = scored.iter().map(|&index| Weighted {
             trajectory: &demonstrations[index],
-            advantage: 1.0,
+            advantage: 1.0.into(),
         });
         let batch = MiniBatch::new(weighted, Aggregation::Constant(1.0), None);
         let adapter = with_adapter.then_some(&self.adapter);

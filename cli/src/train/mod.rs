@@ -30,7 +30,7 @@ use self::memory::PeakMemory;
 use self::progress::line;
 use self::publish::Publisher;
 use self::world::{Loaded, World};
-use crate::config::{AggregationName, LossName, RunConfig};
+use crate::config::{AggregationName, CreditName, LossName, RunConfig};
 use crate::failure::{UsageError, chain};
 
 /// The run was told to stop; what is done is kept.
@@ -324,6 +324,10 @@ fn trainer_config(config: &RunConfig) -> anyhow::Result<TrainerConfig> {
         clip_low: section.clip_low,
         clip_high: section.clip_high,
         scale_rewards: section.scale_rewards,
+        credit: match section.credit {
+            CreditName::Episode => trainer::advantage::Credit::Episode,
+            CreditName::Branch => trainer::advantage::Credit::Branch,
+        },
         negative_weight: section.negative_weight,
         success_weight: section.success_weight,
         aggregation: match section.aggregation {

@@ -62,7 +62,7 @@ fn nothing_sampled_is_left_out() {
     let groups = [group([(1.0, read_only), (0.0, good()), (0.5, first_only)])];
     check(&groups, 1, &[], &[("no_sampled_token", 2)]);
     let selection = Selection::of_groups(&groups, AdvantageSettings::default(), 100);
-    let batch = MiniBatch::new(selection.groups[0].iter().copied(), Aggregation::TokenMean, None);
+    let batch = MiniBatch::new(selection.groups[0].iter().cloned(), Aggregation::TokenMean, None);
     assert_eq!(batch.terms.len(), 1);
     assert_eq!((batch.terms[0].position, batch.terms[0].token_id), (2, 3));
     // Nothing is predicted from the last token, so it isn't computed.
@@ -80,10 +80,41 @@ fn advantages_are_normalised_within_the_group() {
     let advantages: Vec<Vec<f64>> = selection
         .groups
         .iter()
-        .map(|group| group.iter().map(|weighted| weighted.advantage).collect())
+        .map(|group| group.iter().map(|weighted| weighted.advantage_at(2)).collect())
         .collect();
     assert_eq!(advantages[0], advantages[1]);
     assert!((advantages[0][1] - 1.0).abs() < 1e-5);
+}
+
+/// With credit to branches only the tokens at which episodes part are in the loss, and nothing after them is computed.
+#[test]
+fn branches_are_trained_where_they_part() {
+    let episode = |ids: &[u32]| trajectory(ids, &[2, 3, 4], &[-1.0; 3]);
+    let groups = [group([
+        (1.0, episode(&[1, 2, 3, 4, 5])),
+        (0.0, episode(&[1, 2, 3, 6, 7])),
+    ])];
+    let settings = AdvantageSettings {
+        credit: Credit::Branch,
+        scale_rewards: false,
+        ..AdvantageSettings::default()
+    };
+    let selection = Selection::of_groups(&groups, settings, 100);
+    let batch = MiniBatch::new(selection.groups[0].iter().cloned(), Aggregation::TokenMean, None);
+    let terms: Vec<(usize, u32, f64, f64)> = batch
+        .terms
+        .iter()
+        .map(|term| (term.position, term.token_id, term.advantage, term.weight))
+        .collect();
+    assert_eq!(terms, [(3, 4, 0.5, 0.5), (3, 6, -0.5, 0.5)]);
+    assert_eq!(batch.sequences, [vec![1, 2, 3], vec![1, 2, 3]]);
+    // An episode that never parts from a worse or a better one has nothing to learn from.
+    let same = [group([
+        (1.0, episode(&[1, 2, 3, 4, 5])),
+        (0.0, episode(&[1, 2, 3, 4, 5])),
+    ])];
+    let selection = Selection::of_groups(&same, settings, 100);
+    assert_eq!(selection.groups_left_out, counts(&[("no_trainable_trajectory", 1)]));
 }
 
 #[test]
@@ -110,7 +141,10 @@ fn terms_carry_what_the_loss_needs() {
     let first = trajectory(&[1, 2, 3, 4], &[1, 3], &[-0.5, -0.25]);
     let mut second = trajectory(&[1, 2, 9], &[2], &[-2.0]);
     second.policy_versions[2] = Some(PolicyVersion(0));
-    let weighted = [(&first, 1.5), (&second, -1.0)].map(|(trajectory, advantage)| Weighted { trajectory, advantage });
+    let weighted = [(&first, 1.5), (&second, -1.0)].map(|(trajectory, advantage): (_, f64)| Weighted {
+        trajectory,
+        advantage: advantage.into(),
+    });
     let batch = MiniBatch::new(weighted, Aggregation::SequenceMean, Some(PolicyVersion(1)));
     let term = |sequence, position, token_id, advantage, weight, behaviour_logprob, current| LossTerm {
         sequence,

@@ -20,7 +20,7 @@ const CISPO: LossKind = LossKind::Cispo {
 fn mini_batch(trajectories: &[Trajectory]) -> MiniBatch {
     let weighted = trajectories.iter().enumerate().map(|(index, trajectory)| Weighted {
         trajectory,
-        advantage: 0.3 * index as f64 - 0.8,
+        advantage: (0.3 * index as f64 - 0.85).into(),
     });
     MiniBatch::new(weighted, Aggregation::SequenceMean, Some(PolicyVersion(1)))
 }
