@@ -48,7 +48,7 @@ pub(crate) struct SftArgs {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     batch_size: u16,
     /// AdamW's rate in the first step; it falls linearly towards 0
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 2e-3)]
     learning_rate: f64,
     /// Rank of a new adapter
     #[arg(long, default_value_t = 16)]
