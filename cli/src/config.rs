@@ -253,8 +253,7 @@ pub(crate) struct WarmStartSection {
 }
 
 /// 128 demonstrations in 16 steps: nearly half of the weather questions are right after them. The rate is ten times
-/// GRPO's, since every token of a demonstration is right, and falls to 0, so that the last steps settle; half of it left the
-/// same demonstrations at a sixth.
+/// GRPO's, since every token of a demonstration is right, and falls to 0, so that the last steps settle.
 impl Default for WarmStartSection {
     fn default() -> Self {
         Self {

@@ -13,7 +13,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::team::Team;
 use super::tensor_view::{Columns, Rows, RowsMut};
-use super::vector_math::{InstructionSet, Kernel, Lanes, dispatch, prefetch, prefetch_far};
+use super::vector_math::{FAR, InstructionSet, Kernel, Lanes, NEAR, dispatch, prefetch};
 
 /// Without the engine's pool more rows are left to libtorch, which has threads for them.
 const MAX_ROWS_ALONE: i64 = 32;
@@ -121,7 +121,7 @@ impl<'a> Ahead<'a> {
     fn step(&mut self) {
         if self.at < self.floats.len() {
             for _ in 0..self.lines_per_step {
-                prefetch_far(self.floats, self.at);
+                prefetch::<FAR>(self.floats, self.at);
                 self.at += FLOATS_PER_LINE;
             }
         }
@@ -189,7 +189,7 @@ impl Part<'_, '_> {
         while at + V::N <= width {
             if ahead > 0 {
                 for weight in weight {
-                    prefetch(weight, at + ahead);
+                    prefetch::<NEAR>(weight, at + ahead);
                 }
             }
             if row > 0 {

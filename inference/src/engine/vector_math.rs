@@ -131,27 +131,19 @@ mod x86;
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Avx2, Avx512};
 
-/// Asks for the cache line of `floats[index]` ahead of its use. An index past the end asks for nothing useful and harms nothing.
-#[inline(always)]
-pub(super) fn prefetch(floats: &[f32], index: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch reads nothing that the program can see and ignores addresses that are not mapped.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(floats.as_ptr().wrapping_add(index).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (floats, index);
-}
+/// [`prefetch`] into every cache: for what is used next.
+pub(super) const NEAR: i32 = 3;
+/// [`prefetch`] into the second-level cache: for what is used later.
+pub(super) const FAR: i32 = 2;
 
-/// [`prefetch`] into the second-level cache, for what is used later.
+/// Asks for the cache line of `floats[index]` ahead of its use, [`NEAR`] or [`FAR`]. An index past the end asks for nothing useful and
+/// harms nothing.
 #[inline(always)]
-pub(super) fn prefetch_far(floats: &[f32], index: usize) {
+pub(super) fn prefetch<const HINT: i32>(floats: &[f32], index: usize) {
     #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: as in `prefetch`.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(floats.as_ptr().wrapping_add(index).cast()) };
+    // SAFETY: a prefetch reads nothing that the program can see and ignores addresses that are not mapped.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<HINT>(floats.as_ptr().wrapping_add(index).cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (floats, index);
