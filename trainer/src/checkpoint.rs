@@ -70,6 +70,8 @@ struct State {
     grpo_steps: u64,
     seed: u64,
     optimizer_updates: i64,
+    #[serde(default)]
+    optimizer_changed_objective: bool,
     /// Length in bytes of every other file, by its path in the folder: tells a truncated one.
     files: BTreeMap<String, u64>,
     extra: Value,
@@ -107,6 +109,7 @@ impl Trainer {
             grpo_steps: self.grpo_steps,
             seed: self.seed,
             optimizer_updates: self.optimizer.updates(),
+            optimizer_changed_objective: self.optimizer.has_changed_objective(),
             files,
             extra: extra.clone(),
         };
@@ -188,7 +191,12 @@ impl Trainer {
             .collect();
         let mut optimizer = AdamW::new(self.config.adam);
         optimizer
-            .restore(state.optimizer_updates, moments, &adapter.parameters())
+            .restore(
+                state.optimizer_updates,
+                state.optimizer_changed_objective,
+                moments,
+                &adapter.parameters(),
+            )
             .map_err(|reason| damaged(&path, reason))?;
         self.adapter = adapter;
         self.optimizer = optimizer;

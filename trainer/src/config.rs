@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::advantage::{AdvantageSettings, Credit};
 use crate::error::TrainError;
 use crate::loss::{Aggregation, LossKind};
+use crate::optimizer::Schedule;
 
 /// Name of a loss in the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -45,6 +46,8 @@ pub struct RawTrainerConfig {
     pub learning_rate: f64,
     /// GRPO steps over which the learning rate rises to its full value.
     pub warmup_steps: u64,
+    /// GRPO steps after which the learning rate has fallen linearly to 0; 0: it stays.
+    pub decay_steps: u64,
     /// AdamW's decay rate of the gradient's mean.
     pub beta1: f64,
     /// AdamW's decay rate of the squared gradient's mean.
@@ -96,6 +99,7 @@ impl Default for RawTrainerConfig {
             alpha: 32.0,
             learning_rate: 2e-4,
             warmup_steps: 0,
+            decay_steps: 0,
             beta1: 0.9,
             beta2: 0.99,
             epsilon: 1e-8,
@@ -126,7 +130,7 @@ pub struct TrainerConfig {
     pub(crate) base_model: String,
     pub(crate) lora: LoraConfig,
     pub(crate) learning_rate: f64,
-    pub(crate) warmup_steps: u64,
+    pub(crate) schedule: Schedule,
     pub(crate) adam: crate::optimizer::AdamWConfig,
     pub(crate) max_grad_norm: f64,
     pub(crate) loss: LossKind,
@@ -197,7 +201,10 @@ impl TryFrom<RawTrainerConfig> for TrainerConfig {
             },
             base_model: raw.base_model,
             learning_rate: raw.learning_rate,
-            warmup_steps: raw.warmup_steps,
+            schedule: Schedule {
+                warmup_steps: raw.warmup_steps,
+                decay_steps: raw.decay_steps,
+            },
             adam: crate::optimizer::AdamWConfig {
                 beta1: raw.beta1,
                 beta2: raw.beta2,

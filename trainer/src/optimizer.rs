@@ -30,6 +30,8 @@ pub struct AdamW {
     config: AdamWConfig,
     updates: i64,
     moments: BTreeMap<String, Moments>,
+    /// The second moments are another objective's; the next gradient gives them its scale.
+    other_scale: bool,
 }
 
 /// Prefixes of the state's tensor names.
@@ -43,6 +45,44 @@ impl AdamW {
             config,
             updates: 0,
             moments: BTreeMap::new(),
+            other_scale: false,
+        }
+    }
+
+    /// Goes over to another loss of the same parameters, such as from demonstrations to GRPO. The momentum is forgotten.
+    /// The second moments stay: how the gradient's size differs from weight to weight is much the same, and an optimiser
+    /// that knew nothing of it would move every weight by the full learning rate in its first update, however noisy that
+    /// gradient. As a whole they take on the size of the next gradient, since losses differ in scale.
+    pub fn change_objective(&mut self) {
+        for moments in self.moments.values_mut() {
+            let _ = moments.first.zero_();
+        }
+        self.other_scale = !self.moments.is_empty();
+    }
+
+    /// Whether [`AdamW::change_objective`] was called after the last update.
+    pub fn has_changed_objective(&self) -> bool {
+        self.other_scale
+    }
+
+    /// Makes the second moments those of gradients as large as the present one.
+    fn take_on_scale(&mut self, parameters: &[(String, Tensor)]) {
+        let sum = |tensors: Vec<Tensor>| match tensors.is_empty() {
+            true => 0.0,
+            false => Tensor::stack(&tensors, 0).sum(Kind::Double).double_value(&[]),
+        };
+        let gradients = parameters
+            .iter()
+            .map(|(_, parameter)| parameter.grad())
+            .filter(Tensor::defined);
+        let present = sum(gradients.map(|gradient| gradient.square().sum(Kind::Double)).collect());
+        let moments = self.moments.values().map(|moments| moments.second.sum(Kind::Double));
+        let past = sum(moments.collect()) / (1.0 - self.config.beta2.powf(self.updates as f64));
+        if present > 0.0 && past > 0.0 {
+            for moments in self.moments.values_mut() {
+                let _ = moments.second.g_mul_scalar_(present / past);
+            }
+            self.other_scale = false;
         }
     }
 
@@ -53,6 +93,9 @@ impl AdamW {
 
     /// One update of `parameters` (leaf tensors) from their gradients. Parameters without a gradient stay as they are.
     pub fn update(&mut self, parameters: &mut [(String, Tensor)], learning_rate: f64) {
+        if self.other_scale {
+            tch::no_grad(|| self.take_on_scale(parameters));
+        }
         self.updates += 1;
         let AdamWConfig {
             beta1,
@@ -98,11 +141,12 @@ impl AdamW {
             .collect()
     }
 
-    /// Puts back what [`AdamW::state`] gave. The parameters say which names and shapes belong here; the error names the
+    /// Puts back what [`AdamW::state`] and [`AdamW::has_changed_objective`] gave. The parameters say which names and shapes belong here; the error names the
     /// tensor that doesn't.
     pub fn restore(
         &mut self,
         updates: i64,
+        changed_objective: bool,
         state: Vec<(String, Tensor)>,
         parameters: &[(String, Tensor)],
     ) -> Result<(), String> {
@@ -137,6 +181,7 @@ impl AdamW {
         }
         self.updates = updates;
         self.moments = moments;
+        self.other_scale = changed_objective;
         Ok(())
     }
 }
@@ -174,12 +219,30 @@ pub fn zero_gradients(parameters: &mut [(String, Tensor)]) {
     }
 }
 
-/// Share of the full learning rate at `step` (from 1) of a linear warm-up over `warmup_steps`.
-pub fn warmup_factor(step: u64, warmup_steps: u64) -> f64 {
-    if step >= warmup_steps {
-        1.0
-    } else {
-        step as f64 / warmup_steps as f64
+/// How the learning rate changes over GRPO steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Steps over which the rate rises linearly to its full value; 0: it is full from the start.
+    pub warmup_steps: u64,
+    /// Steps over which the rate then falls linearly to 0, counted from the first; 0: it stays.
+    pub decay_steps: u64,
+}
+
+impl Schedule {
+    /// Share of the full learning rate in `step` (from 1), of which `share_done` (0 to below 1) is behind. The warm-up
+    /// goes by whole steps, the decay by updates.
+    pub fn factor(self, step: u64, share_done: f64) -> f64 {
+        let rising = if step < self.warmup_steps {
+            step as f64 / self.warmup_steps as f64
+        } else {
+            1.0
+        };
+        let falling = if self.decay_steps == 0 {
+            1.0
+        } else {
+            1.0 - ((step.saturating_sub(1)) as f64 + share_done) / self.decay_steps as f64
+        };
+        rising.min(falling.max(0.0))
     }
 }
 
@@ -244,7 +307,7 @@ mod tests {
             .into_iter()
             .map(|(name, tensor)| (name, tensor.copy()))
             .collect();
-        restored.restore(optimizer.updates(), state, &copies).unwrap();
+        restored.restore(optimizer.updates(), false, state, &copies).unwrap();
         for (parameters, optimizer) in [(&mut parameters, &mut optimizer), (&mut copies, &mut restored)] {
             set_gradient(parameters, 0.7);
             optimizer.update(parameters, 0.01);
@@ -252,7 +315,7 @@ mod tests {
         assert_eq!(parameters[0].1, copies[0].1);
         let wrong = vec![("first.x".to_owned(), Tensor::from(0.0))];
         assert_eq!(
-            restored.restore(1, wrong, &copies).unwrap_err(),
+            restored.restore(1, false, wrong, &copies).unwrap_err(),
             "first.x belongs to no parameter"
         );
     }
@@ -270,10 +333,67 @@ mod tests {
     }
 
     #[test]
-    fn warmup_is_linear() {
-        assert_eq!(warmup_factor(1, 0), 1.0);
-        assert_eq!(warmup_factor(1, 4), 0.25);
-        assert_eq!(warmup_factor(4, 4), 1.0);
-        assert_eq!(warmup_factor(9, 4), 1.0);
+    fn a_new_objective_keeps_the_shape_of_the_second_moments_and_takes_on_its_own_scale() {
+        let config = AdamWConfig {
+            weight_decay: 0.0,
+            ..CONFIG
+        };
+        let start = || {
+            vec![(
+                "a".to_owned(),
+                Tensor::zeros([2], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true),
+            )]
+        };
+        let set = |parameters: &mut [(String, Tensor)], gradient: &[f32]| {
+            zero_gradients(parameters);
+            let product = &parameters[0].1 * Tensor::from_slice(gradient);
+            product.sum(None).backward();
+        };
+        let values = |parameters: &[(String, Tensor)]| Vec::<f32>::try_from(parameters[0].1.detach()).unwrap();
+        // An objective whose gradients are 100 times as large, then one update of another: as if it had been of the other's
+        // size from the start, less its momentum.
+        let after = |size: f32| {
+            let mut parameters = start();
+            let mut optimizer = AdamW::new(config);
+            for _ in 0..3 {
+                set(&mut parameters, &[4.0 * size, 3.0 * size]);
+                optimizer.update(&mut parameters, 0.0);
+            }
+            optimizer.change_objective();
+            assert!(optimizer.has_changed_objective());
+            set(&mut parameters, &[0.0, 5.0]);
+            optimizer.update(&mut parameters, 1e-2);
+            assert!(!optimizer.has_changed_objective());
+            values(&parameters)
+        };
+        let (small, large) = (after(1.0), after(100.0));
+        assert!(
+            (small[1] - large[1]).abs() < 1e-7 && small[1] < -1e-4,
+            "{small:?} {large:?}"
+        );
+        // The first update is a part of the rate: momentum must build up.
+        assert!(small[1] > -1e-2, "{small:?}");
+        assert_eq!(small[0], 0.0);
+    }
+
+    #[test]
+    fn the_rate_rises_and_falls_linearly() {
+        let factor = |warmup_steps, decay_steps, step, share_done| {
+            Schedule {
+                warmup_steps,
+                decay_steps,
+            }
+            .factor(step, share_done)
+        };
+        assert_eq!(factor(0, 0, 1, 0.0), 1.0);
+        assert_eq!(factor(4, 0, 1, 0.5), 0.25);
+        assert_eq!(factor(4, 0, 4, 0.0), 1.0);
+        assert_eq!(factor(4, 0, 9, 0.0), 1.0);
+        assert_eq!(factor(0, 4, 1, 0.0), 1.0);
+        assert_eq!(factor(0, 4, 1, 0.5), 0.875);
+        assert_eq!(factor(2, 4, 1, 0.5), 0.5);
+        assert_eq!(factor(2, 4, 4, 0.0), 0.25);
+        // A run that goes on after the schedule's end changes nothing any more.
+        assert_eq!(factor(2, 4, 6, 0.0), 0.0);
     }
 }

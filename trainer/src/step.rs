@@ -13,7 +13,7 @@ use crate::config::TrainerConfig;
 use crate::error::TrainError;
 use crate::loss::{Aggregation, LossKind};
 use crate::metrics::{StepReport, TermSums};
-use crate::optimizer::{AdamW, clip_gradient_norm, warmup_factor, zero_gradients};
+use crate::optimizer::{AdamW, Schedule, clip_gradient_norm, zero_gradients};
 use crate::pass::{self, PassOutput, PassSettings};
 
 /// Base model, adapter and optimiser. It owns tensors, so it lives on one thread at a time.
@@ -91,9 +91,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Forgets the optimiser's state. Worthwhile between a supervised warm start and GRPO, whose gradients have another
-    /// scale.
-    pub fn reset_optimizer(&mut self) {
+    /// Forgets the optimiser's state, which belongs to another adapter.
+    fn reset_optimizer(&mut self) {
         self.optimizer = AdamW::new(self.config.adam);
     }
 
@@ -107,6 +106,7 @@ impl Trainer {
             loss: LossKind::Sft,
             aggregation: Aggregation::TokenMean,
             learning_rate,
+            schedule: None,
             mini_batches: 1,
             epochs: 1,
             current: None,
@@ -125,7 +125,8 @@ impl Trainer {
         let run = StepRun {
             loss: self.config.loss,
             aggregation: self.config.aggregation,
-            learning_rate: self.config.learning_rate * warmup_factor(self.grpo_steps, self.config.warmup_steps),
+            learning_rate: self.config.learning_rate,
+            schedule: Some((self.config.schedule, self.grpo_steps)),
             mini_batches: self.config.updates_per_batch,
             epochs: self.config.epochs_per_batch,
             current: Some(current),
@@ -138,7 +139,7 @@ impl Trainer {
         self.step += 1;
         let mut report = StepReport {
             step: self.step,
-            learning_rate: run.learning_rate,
+            learning_rate: run.rate(0.0),
             groups: selection.groups.len(),
             groups_left_out: selection.groups_left_out.clone(),
             trajectories: selection.groups.iter().map(Vec::len).sum(),
@@ -148,6 +149,8 @@ impl Trainer {
         let mut sums = TermSums::default();
         let mut random = StdRng::seed_from_u64(self.seed ^ self.step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut order: Vec<usize> = (0..selection.groups.len()).collect();
+        let n_updates = run.epochs * run.mini_batches.clamp(1, order.len().max(1));
+        let mut done = 0;
         for _ in 0..run.epochs {
             if run.mini_batches > 1 {
                 order.shuffle(&mut random);
@@ -158,7 +161,9 @@ impl Trainer {
                     .flat_map(|&group| selection.groups[group].iter().cloned())
                     .collect();
                 let batch = MiniBatch::new(trajectories, run.aggregation, run.current);
-                let output = self.update(&batch, &run, &mut report)?;
+                let rate = run.rate(done as f64 / n_updates as f64);
+                let output = self.update(&batch, &run, rate, &mut report)?;
+                done += 1;
                 if report.updates + report.updates_non_finite == 1 {
                     compare_with_engine(&batch, &output, &mut report);
                 }
@@ -175,7 +180,13 @@ impl Trainer {
     }
 
     /// One optimiser update on one mini-batch.
-    fn update(&mut self, batch: &MiniBatch, run: &StepRun, report: &mut StepReport) -> Result<PassOutput, TrainError> {
+    fn update(
+        &mut self,
+        batch: &MiniBatch,
+        run: &StepRun,
+        learning_rate: f64,
+        report: &mut StepReport,
+    ) -> Result<PassOutput, TrainError> {
         let mut parameters = self.adapter.parameters();
         zero_gradients(&mut parameters);
         let output = pass::run(
@@ -188,7 +199,7 @@ impl Trainer {
         report.tokens_distinct += output.tokens_distinct;
         let grad_norm = clip_gradient_norm(&parameters, self.config.max_grad_norm);
         if output.loss.is_finite() && grad_norm.is_finite() {
-            self.optimizer.update(&mut parameters, run.learning_rate);
+            self.optimizer.update(&mut parameters, learning_rate);
             report.updates += 1;
             report.loss += output.loss;
             report.grad_norm += grad_norm;
@@ -253,9 +264,19 @@ struct StepRun {
     loss: LossKind,
     aggregation: Aggregation,
     learning_rate: f64,
+    /// With the number of the GRPO step, from 1.
+    schedule: Option<(Schedule, u64)>,
     mini_batches: usize,
     epochs: usize,
     current: Option<PolicyVersion>,
+}
+
+impl StepRun {
+    /// The learning rate after `share_done` of the step's updates.
+    fn rate(&self, share_done: f64) -> f64 {
+        let factor = |(schedule, step): (Schedule, u64)| schedule.factor(step, share_done);
+        self.learning_rate * self.schedule.map_or(1.0, factor)
+    }
 }
 
 /// Splits into at most `parts` parts of nearly equal size, none of them empty.

@@ -31,8 +31,9 @@ impl Trainer {
     /// Goes through `demonstrations` in their order, `on_step` after each update; it can end the training early. Returns
     /// the last step's report.
     ///
-    /// The optimiser's state is forgotten afterwards. A supervised gradient is some twenty times as large as one of GRPO:
-    /// its second moments would all but stop GRPO's first hundred updates, and its momentum would go on pulling.
+    /// The optimiser is then ready for another objective ([`AdamW::change_objective`](crate::optimizer::AdamW::change_objective)):
+    /// a supervised gradient is some twenty times as large as one of GRPO, so its second moments would all but stop
+    /// GRPO's first hundred updates, and its momentum would go on pulling.
     ///
     /// # Errors
     /// Token ids outside the vocabulary, or a failure of the tensor library.
@@ -54,7 +55,7 @@ impl Trainer {
                 break;
             }
         }
-        self.reset_optimizer();
+        self.optimizer.change_objective();
         Ok(last)
     }
 }
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn learns_in_steps_of_falling_rate_and_leaves_a_fresh_optimiser() {
+    fn learns_in_steps_of_falling_rate_and_then_expects_another_objective() {
         let mut trainer = tiny_trainer(raw_config());
         let demonstrations: Vec<Trajectory> = (0..5).map(|at| demonstration(&[1, 2, 3 + at, 9, 4])).collect();
         let plan = SupervisedPlan {
@@ -95,7 +96,7 @@ mod tests {
                 .windows(2)
                 .all(|pair| pair[1].learning_rate < pair[0].learning_rate)
         );
-        assert_eq!(trainer.optimizer.updates(), 0);
+        assert!(trainer.optimizer.has_changed_objective());
     }
 
     #[test]
