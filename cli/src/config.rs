@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 mod load;
+mod trainer_settings;
 
 /// Everything that a run is made of.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -297,6 +298,17 @@ pub(crate) enum AggregationName {
     SequenceMean,
 }
 
+/// What the learning rate does after the warm-up.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ScheduleName {
+    /// It stays.
+    #[default]
+    Constant,
+    /// It falls linearly from the first step, to reach 0 after the last of `steps`.
+    Linear,
+}
+
 /// `[trainer]`
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -311,6 +323,8 @@ pub(crate) struct TrainerSection {
     pub(crate) learning_rate: f64,
     /// Steps over which the learning rate rises from 0.
     pub(crate) warmup_steps: usize,
+    /// What the learning rate does then.
+    pub(crate) schedule: ScheduleName,
     /// Policy loss.
     pub(crate) loss: LossName,
     /// Lower bound of the importance ratio is 1 − clip_low.
@@ -360,6 +374,7 @@ impl Default for TrainerSection {
             group_size: 8,
             learning_rate: 2e-4,
             warmup_steps: 2,
+            schedule: ScheduleName::Constant,
             loss: LossName::Grpo,
             clip_low: 0.2,
             clip_high: 0.28,

@@ -12,6 +12,8 @@ mod config;
 #[cfg(feature = "torch")]
 mod demonstration;
 mod failure;
+#[cfg(feature = "torch")]
+mod recorded;
 mod shutdown;
 mod suggestion;
 mod telemetry;

@@ -89,6 +89,27 @@ fn a_run_closes_the_loop() {
         std::fs::read(folder.join("adapters/policy@2/adapter_model.safetensors")).unwrap(),
         "the second step changed nothing"
     );
+
+    // The same training, from the record alone.
+    let out = run.path().join("offline");
+    let offline = || {
+        let mut command = trainyard();
+        command.args(["train", "--set", "run.seed=3", "-c"]).arg(run.config());
+        command.arg("--offline").arg(&folder).arg("--out").arg(&out);
+        command.output().unwrap()
+    };
+    let output = offline();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
+    assert!(log.contains("4 groups, 2 steps of 2"), "{log}");
+    let weights = |folder: &std::path::Path| std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+    assert!(
+        weights(&out) == weights(&folder.join("adapters/policy@2")),
+        "offline training gave other weights"
+    );
+    let again = offline();
+    assert_eq!(again.status.code(), Some(2), "an adapter's folder never changes");
+    assert!(String::from_utf8_lossy(&again.stderr).contains("exists already"));
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub use clock::now_ms;
 pub use episode::{CloseEpisode, Episode, EpisodeRecord, EpisodeState, Failure, FailureCause, NewEpisode, Split};
 pub use error::{ExportError, StoreError};
 pub use export::{EXPORT_SCHEMA, ExportedEpisode, export_line, parse_export_line, read_export};
-pub use group::{GroupEpisode, LeftOut, TrajectoryGroup};
+pub use group::{GroupEpisode, LeftOut, TrajectoryGroup, ready_exported};
 pub use id::{CallId, EpisodeId, GroupId, PolicyVersion, ScenarioId, ToolCallId};
 pub use names::UnknownName;
 pub use stitch::stitch;

@@ -2,6 +2,8 @@
 
 pub(crate) mod env;
 pub(crate) mod log;
+#[cfg(feature = "torch")]
+pub(crate) mod offline;
 pub(crate) mod proxy;
 pub(crate) mod publish;
 #[cfg(feature = "torch")]

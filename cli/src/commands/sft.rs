@@ -1,9 +1,7 @@
 //! `trainyard sft`: supervised fine-tuning of an adapter on recorded episodes, for instance a teacher's.
 
-use std::fs::File;
-use std::io::BufReader;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
@@ -13,10 +11,11 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use trainer::{RawTrainerConfig, SupervisedPlan, Trainer, TrainerConfig};
-use trajectory::{EpisodeFilter, EpisodeState, ExportedEpisode, Split, Store, Trajectory, read_export};
+use trajectory::{EpisodeState, ExportedEpisode, Split, Trajectory};
 
 use crate::demonstration::demonstration;
 use crate::failure::{UsageError, chain};
+use crate::recorded;
 use crate::shutdown;
 use crate::telemetry::{print, print_error};
 
@@ -138,49 +137,13 @@ pub(crate) fn run(args: &SftArgs) -> anyhow::Result<()> {
 
 /// The closed, untainted, unfailed episodes that were asked for.
 fn read(args: &SftArgs) -> Result<Vec<ExportedEpisode>, UsageError> {
-    let path = if args.episodes.is_dir() {
-        args.episodes.join("trajectories.db")
-    } else {
-        args.episodes.clone()
-    };
-    let wrong = |error: &dyn std::error::Error| UsageError::new(format!("{}: {}", path.display(), chain(error)));
-    let episodes = if is_store(&path).map_err(|error| wrong(&error))? {
-        from_store(&path, args.split).map_err(|error| wrong(&error))?
-    } else {
-        let file = File::open(&path).map_err(|error| wrong(&error))?;
-        read_export(BufReader::new(file)).map_err(|error| {
-            wrong(&error).hint("give a store, the folder of a run, or a file that `trainyard log export` wrote")
-        })?
-    };
     let wanted = |episode: &ExportedEpisode| {
         let good = args
             .min_reward
             .is_none_or(|least| episode.reward.is_some_and(|reward| reward >= least));
         let whole = episode.state == EpisodeState::Closed && episode.failure.is_none() && !episode.tainted;
-        good && whole && episode.split.is_none_or(|split| split == args.split)
+        good && whole
     };
+    let episodes = recorded::read(&args.episodes, args.split)?;
     Ok(episodes.into_iter().filter(wanted).collect())
-}
-
-/// SQLite files begin with their name.
-fn is_store(path: &Path) -> std::io::Result<bool> {
-    use std::io::Read;
-    let mut head = Vec::new();
-    File::open(path)?.take(15).read_to_end(&mut head)?;
-    Ok(head == b"SQLite format 3")
-}
-
-fn from_store(path: &Path, split: Split) -> Result<Vec<ExportedEpisode>, trajectory::StoreError> {
-    let store = Store::open_existing(path)?;
-    let mut episodes = store.episodes(&EpisodeFilter {
-        state: Some(EpisodeState::Closed),
-        split: Some(split),
-        ..EpisodeFilter::default()
-    })?;
-    // The store lists the newest first.
-    episodes.reverse();
-    let records = episodes
-        .iter()
-        .filter_map(|episode| store.record(&episode.id).transpose());
-    records.map(|record| record.map(ExportedEpisode::from)).collect()
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::offline::{self, OfflineArgs};
 use crate::config::RunConfig;
 use crate::failure::UsageError;
 use crate::shutdown;
@@ -18,7 +19,7 @@ pub(crate) struct TrainArgs {
         short,
         long,
         value_name = "FILE",
-        required_unless_present = "resume",
+        required_unless_present_any = ["resume", "offline"],
         conflicts_with = "resume"
     )]
     config: Option<PathBuf>,
@@ -28,17 +29,28 @@ pub(crate) struct TrainArgs {
     /// Seed in place of the configuration's
     #[arg(long, conflicts_with = "resume")]
     seed: Option<u64>,
-    /// GRPO steps in place of the configuration's
+    /// GRPO steps in place of the configuration's (with --offline: of once through the groups)
     #[arg(long, conflicts_with = "resume")]
     steps: Option<usize>,
     /// Another setting: SECTION.KEY=VALUE, as in the configuration file
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", conflicts_with = "resume")]
     settings: Vec<String>,
+    #[command(flatten)]
+    offline: OfflineArgs,
 }
 
 /// Trains; the run's folder is the last line on standard output.
 pub(crate) async fn run(args: TrainArgs) -> anyhow::Result<()> {
     let shutdown = shutdown::on_signal()?;
+    if args.offline.offline.is_some() {
+        return offline::run(
+            &args.offline,
+            args.config.as_deref(),
+            &args.settings,
+            args.steps,
+            &shutdown,
+        );
+    }
     let start = match (args.config, args.resume) {
         (Some(path), _) => {
             let mut config = RunConfig::load_with(&path, &args.settings)?;

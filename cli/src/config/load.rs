@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::RunConfig;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::{RunConfig, TrainerSection};
 use crate::failure::UsageError;
 use crate::suggestion::suggestion;
 use crate::toml_file;
@@ -22,17 +25,7 @@ impl RunConfig {
         let text = toml_file::read(path)?;
         let mut config: Self = toml_file::parse(path, &text)?;
         if !settings.is_empty() {
-            let mut table: toml::Table = toml_file::parse(path, &text)?;
-            for setting in settings {
-                set(&mut table, setting)?;
-            }
-            config = table.try_into().map_err(|source: toml::de::Error| {
-                let error = UsageError::new(format!("--set {}: {}", settings.join(" --set "), source.message()));
-                match suggestion(source.message()) {
-                    Some(hint) => error.hint(hint),
-                    None => error,
-                }
-            })?;
+            config = with_settings(toml_file::parse(path, &text)?, settings)?;
         }
         let folder = toml_file::folder(path)?;
         config.resolve(&folder);
@@ -165,6 +158,20 @@ impl RunConfig {
 }
 
 /// Puts `section.key=value` into a configuration; a value that is no TOML is taken as a string.
+/// A table with settings of the command line put in.
+fn with_settings<T: DeserializeOwned>(mut table: toml::Table, settings: &[String]) -> Result<T, UsageError> {
+    for setting in settings {
+        set(&mut table, setting)?;
+    }
+    table.try_into().map_err(|source: toml::de::Error| {
+        let error = UsageError::new(format!("--set {}: {}", settings.join(" --set "), source.message()));
+        match suggestion(source.message()) {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
+    })
+}
+
 fn set(table: &mut toml::Table, setting: &str) -> Result<(), UsageError> {
     let wrong = || UsageError::new(format!("--set {setting} is not of the form SECTION.KEY=VALUE"));
     let (key, value) = setting.split_once('=').ok_or_else(wrong)?;
@@ -176,6 +183,19 @@ fn set(table: &mut toml::Table, setting: &str) -> Result<(), UsageError> {
     let section = table.entry(section).or_insert_with(|| toml::Table::new().into());
     section.as_table_mut().ok_or_else(wrong)?.insert(key.to_owned(), value);
     Ok(())
+}
+
+impl TrainerSection {
+    /// The defaults with settings of the command line (`trainer.key=value`), where there is no file.
+    pub(crate) fn from_settings(settings: &[String]) -> Result<Self, UsageError> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Sections {
+            #[serde(default)]
+            trainer: TrainerSection,
+        }
+        Ok(with_settings::<Sections>(toml::Table::new(), settings)?.trainer)
+    }
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use anyhow::Context;
 use mcp_envs::rollout::EpisodeOutcome;
 use mcp_envs::scenario::Scenario;
 use tokio_util::sync::CancellationToken;
-use trainer::{RawTrainerConfig, Trainer, TrainerConfig};
+use trainer::Trainer;
 use trajectory::{PolicyVersion, Split};
 
 use self::evaluation::{evaluate, held_out};
@@ -30,8 +30,7 @@ use self::memory::PeakMemory;
 use self::progress::line;
 use self::publish::Publisher;
 use self::world::{Loaded, World};
-use crate::config::{AggregationName, CreditName, LossName, RunConfig};
-use crate::failure::{UsageError, chain};
+use crate::config::RunConfig;
 
 /// The run was told to stop; what is done is kept.
 #[derive(Debug)]
@@ -118,7 +117,7 @@ impl<'a> Run<'a> {
     ) -> anyhow::Result<Self> {
         let mut trainer = Trainer::new(
             world.model.shallow_clone(),
-            trainer_config(&world.config)?,
+            world.config.trainer.settings(&world.config.model.path)?,
             world.config.run.seed,
         )?;
         let mut state = RunState::default();
@@ -305,40 +304,6 @@ impl<'a> Run<'a> {
         };
         counts.tainted += outcomes.iter().filter(|outcome| tainted(outcome)).count();
     }
-}
-
-fn trainer_config(config: &RunConfig) -> anyhow::Result<TrainerConfig> {
-    let section = &config.trainer;
-    let raw = RawTrainerConfig {
-        base_model: config.model.path.to_string_lossy().into_owned(),
-        rank: section.rank,
-        alpha: section.alpha,
-        learning_rate: section.learning_rate,
-        warmup_steps: section.warmup_steps as u64,
-        weight_decay: section.weight_decay,
-        max_grad_norm: section.max_grad_norm,
-        loss: match section.loss {
-            LossName::Grpo => trainer::config::LossName::Grpo,
-            LossName::Cispo => trainer::config::LossName::Cispo,
-        },
-        clip_low: section.clip_low,
-        clip_high: section.clip_high,
-        scale_rewards: section.scale_rewards,
-        credit: match section.credit {
-            CreditName::Episode => trainer::advantage::Credit::Episode,
-            CreditName::Branch => trainer::advantage::Credit::Branch,
-        },
-        negative_weight: section.negative_weight,
-        success_weight: section.success_weight,
-        aggregation: match section.aggregation {
-            AggregationName::TokenMean => trainer::config::AggregationName::TokenMean,
-            AggregationName::SequenceMean => trainer::config::AggregationName::SequenceMean,
-        },
-        updates_per_batch: section.updates_per_batch,
-        micro_batch_tokens: section.micro_batch_tokens,
-        ..RawTrainerConfig::default()
-    };
-    Ok(TrainerConfig::try_from(raw).map_err(|error| UsageError::new(chain(&error)))?)
 }
 
 /// An evaluation or a step needs episodes that ran: all failing alike is a broken set-up, not a result.
