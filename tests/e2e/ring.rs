@@ -113,6 +113,44 @@ fn a_run_closes_the_loop() {
 }
 
 #[test]
+fn offline_training_says_why_there_is_nothing_to_train_on() {
+    let run = SmallRun::new(&[]);
+    let (episodes, out) = (run.path().join("episodes.jsonl"), run.path().join("out"));
+    let offline = |text: &str| {
+        std::fs::write(&episodes, text).unwrap();
+        let mut command = trainyard();
+        command.args(["train", "--model"]).arg(run.path().join("model"));
+        command.arg("--offline").arg(&episodes).arg("--out").arg(&out);
+        let output = command.output().unwrap();
+        assert!(!out.exists(), "nothing is written");
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    let episode = |id: &str, reward: f64| {
+        serde_json::json!({
+            "schema": "trainyard.episode/1", "episode_id": id, "group_id": "g", "reward": reward,
+            "trajectories": [{"token_ids": [5, 6, 7], "sampled_mask": [0, 1, 1],
+                "behaviour_logprobs": [null, -1.0, -1.0], "policy_versions": [null, 1, 1]}],
+        })
+        .to_string()
+    };
+    let (code, message) = offline(&format!("{}\n{}\n", episode("a", 1.0), episode("b", 1.0)));
+    assert_eq!(code, Some(1), "{message}");
+    assert!(
+        message.contains("1 for zero_variance") && message.contains("no group had a gradient"),
+        "{message}"
+    );
+    let (code, message) = offline("");
+    assert_eq!(code, Some(2), "{message}");
+    assert!(message.contains("has no group to train on"), "{message}");
+    let (code, message) = offline(&format!("{}\n{{\"schema\":1}}\n", episode("a", 1.0)));
+    assert_eq!(code, Some(2), "{message}");
+    assert!(message.contains("line 2"), "{message}");
+}
+
+#[test]
 fn a_teacher_warms_the_policy_up() {
     let run = SmallRun::new(&[
         ("warm_start.steps", 1.into()),

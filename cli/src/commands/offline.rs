@@ -102,6 +102,7 @@ pub(crate) fn run(
         section.steps,
         section.groups_per_step
     ));
+    let mut updates = 0;
     for step in 0..section.steps {
         anyhow::ensure!(!shutdown.is_cancelled(), "interrupted; no adapter was written");
         let batch = batch(&groups, step, section.groups_per_step);
@@ -121,7 +122,15 @@ pub(crate) fn run(
             report.tokens_distinct,
             report.seconds
         ));
+        for (reason, n) in report.groups_left_out.iter().chain(&report.trajectories_left_out) {
+            print_error(format!("           left out: {n} for {reason}"));
+        }
+        updates += report.updates;
     }
+    anyhow::ensure!(
+        updates > 0,
+        "no group had a gradient (the reasons are above), so there is nothing to write"
+    );
     trainer::save_adapter(trainer.adapter(), &model.to_string_lossy(), out)?;
     print(out.display());
     Ok(())
