@@ -55,7 +55,7 @@ pub struct StepReport {
     pub loss: f64,
     /// Mean global gradient norm of the updates, before clipping.
     pub grad_norm: f64,
-    /// Learning rate of the step.
+    /// Learning rate of the step's first update.
     pub learning_rate: f64,
     /// Groups trained on.
     pub groups: usize,

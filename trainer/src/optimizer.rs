@@ -141,8 +141,8 @@ impl AdamW {
             .collect()
     }
 
-    /// Puts back what [`AdamW::state`] and [`AdamW::has_changed_objective`] gave. The parameters say which names and shapes belong here; the error names the
-    /// tensor that doesn't.
+    /// Puts back what [`AdamW::updates`], [`AdamW::has_changed_objective`] and [`AdamW::state`] gave. The parameters say
+    /// which names and shapes belong here; the error names the tensor that doesn't.
     pub fn restore(
         &mut self,
         updates: i64,

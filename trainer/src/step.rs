@@ -91,6 +91,12 @@ impl Trainer {
         Ok(())
     }
 
+    /// Counts GRPO steps from 1 again, for a training that goes on from another one's checkpoint: the learning rate's
+    /// schedule begins anew.
+    pub fn restart_schedule(&mut self) {
+        self.grpo_steps = 0;
+    }
+
     /// Forgets the optimiser's state, which belongs to another adapter.
     fn reset_optimizer(&mut self) {
         self.optimizer = AdamW::new(self.config.adam);

@@ -95,6 +95,7 @@ pub(crate) fn run(
     }
     if let Some(checkpoint) = &args.from {
         trainer.load_checkpoint(checkpoint).map_err(|error| usage(&error))?;
+        trainer.restart_schedule();
     }
     print_error(format!(
         "{} groups, {} steps of {}",

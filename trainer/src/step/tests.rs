@@ -380,6 +380,27 @@ fn the_learning_rate_warms_up() {
 }
 
 #[test]
+fn the_learning_rate_falls_and_its_schedule_can_begin_anew() {
+    let raw = crate::RawTrainerConfig {
+        learning_rate: 1e-3,
+        decay_steps: 2,
+        ..raw_config()
+    };
+    let mut trainer = tiny_trainer(raw);
+    let mut rate = |restart: bool| {
+        if restart {
+            trainer.restart_schedule();
+        }
+        let groups = [on_policy_group(&trainer, &[(1.0, GOOD), (0.0, BAD)])];
+        trainer.grpo_step(&groups, PolicyVersion(1)).unwrap().learning_rate
+    };
+    assert_eq!(
+        [rate(false), rate(false), rate(false), rate(true)],
+        [1e-3, 5e-4, 0.0, 1e-3]
+    );
+}
+
+#[test]
 fn scores_are_those_of_a_single_pass() {
     let trainer = tiny_trainer(raw_config());
     fill_randomly(&trainer.adapter, 1);
