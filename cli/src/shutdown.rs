@@ -1,5 +1,10 @@
 //! Signals: the first asks for an orderly end, the second ends at once.
 
+#[cfg(feature = "torch")]
+use std::sync::Arc;
+#[cfg(feature = "torch")]
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -28,4 +33,13 @@ pub(crate) fn on_signal() -> std::io::Result<CancellationToken> {
         }
     });
     Ok(token)
+}
+
+/// Raises `flag` as soon as `token` is cancelled, for work that knows nothing of tokens.
+#[cfg(feature = "torch")]
+pub(crate) fn raise(flag: Arc<AtomicBool>, token: CancellationToken) {
+    tokio::spawn(async move {
+        token.cancelled().await;
+        flag.store(true, Ordering::Relaxed);
+    });
 }

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 /// An error of the trainer. Messages say what to do where the user can do something.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
+    /// The interrupt flag was raised during a step. The step is half done: go on from a checkpoint.
+    #[error("interrupted during a training step; nothing of it is kept")]
+    Interrupted,
     /// A setting outside its range.
     #[error("trainer.{field} is {value}; {expected}")]
     Config {

@@ -4,6 +4,7 @@
 //! gradient that [`run`] leaves in the adapter's parameters. How the forest is cut is [`crate::pieces`]' matter.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use inference::model::{AdapterRows, LoraAdapter, Model};
 use tch::{Kind, Tensor};
@@ -18,7 +19,7 @@ use crate::pieces::Pieces;
 
 /// How a mini-batch is run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PassSettings {
+pub(crate) struct PassSettings<'a> {
     pub(crate) loss: LossKind,
     /// Distinct tokens of a piece.
     pub(crate) micro_batch_tokens: usize,
@@ -26,6 +27,8 @@ pub(crate) struct PassSettings {
     pub(crate) logits_chunk: i64,
     /// Off: loss and outcomes only.
     pub(crate) with_gradient: bool,
+    /// Raised: end as soon as may be.
+    pub(crate) interrupt: &'a AtomicBool,
 }
 
 /// What a pass gives, beside the gradients in the adapter's parameters.
@@ -44,7 +47,7 @@ pub(crate) fn run(
     model: &Model,
     adapter: Option<&LoraAdapter>,
     batch: &MiniBatch,
-    settings: PassSettings,
+    settings: PassSettings<'_>,
 ) -> Result<PassOutput, TrainError> {
     let vocab_size = model.config().vocab_size as usize;
     let targets = batch.terms.iter().map(|term| &term.token_id);
@@ -98,7 +101,7 @@ struct Pass<'a> {
     model: &'a Model,
     adapter: Option<&'a LoraAdapter>,
     batch: &'a MiniBatch,
-    settings: PassSettings,
+    settings: PassSettings<'a>,
     forest: &'a Forest,
     pieces: &'a Pieces,
     /// For each segment, the terms predicted in it: (offset, term).
@@ -109,7 +112,16 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
+    /// Asked between the long calls into the tensor library, which can't be left.
+    fn check_interrupt(&self) -> Result<(), TrainError> {
+        match self.settings.interrupt.load(Ordering::Relaxed) {
+            true => Err(TrainError::Interrupted),
+            false => Ok(()),
+        }
+    }
+
     fn run_piece(&mut self, index: usize) -> Result<(), TrainError> {
+        self.check_interrupt()?;
         let piece = &self.pieces.pieces[index];
         let device = self.model.device();
         let layout = PieceLayout::new(self.forest, &piece.segments, device, self.model.kind());
@@ -162,6 +174,7 @@ impl Pass<'_> {
         if self.settings.with_gradient && !parts.is_empty() {
             let surrogate = Tensor::stack(&parts, 0).sum(Kind::Float);
             if surrogate.requires_grad() {
+                self.check_interrupt()?;
                 surrogate.f_backward()?;
             }
         }

@@ -1,5 +1,7 @@
 //! One training step: groups or demonstrations in, an updated adapter and a report out.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use inference::model::{LoraAdapter, Model};
@@ -29,6 +31,7 @@ pub struct Trainer {
     pub(crate) grpo_steps: u64,
     /// All randomness of the trainer comes from this and the step's number.
     pub(crate) seed: u64,
+    pub(crate) interrupt: Arc<AtomicBool>,
 }
 
 impl Trainer {
@@ -53,7 +56,14 @@ impl Trainer {
             step: 0,
             grpo_steps: 0,
             seed,
+            interrupt: Arc::default(),
         })
+    }
+
+    /// A flag that ends a step under way with [`TrainError::Interrupted`], within a forward or a backward pass over
+    /// `micro_batch_tokens`: a step takes minutes, and whoever stops a program doesn't want to wait for them.
+    pub fn interrupt_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.interrupt)
     }
 
     /// The adapter in training.
@@ -221,12 +231,13 @@ impl Trainer {
         Ok(output)
     }
 
-    fn pass_settings(&self, loss: LossKind, with_gradient: bool) -> PassSettings {
+    fn pass_settings(&self, loss: LossKind, with_gradient: bool) -> PassSettings<'_> {
         PassSettings {
             loss,
             micro_batch_tokens: self.config.micro_batch_tokens,
             logits_chunk: self.config.logits_chunk,
             with_gradient,
+            interrupt: &self.interrupt,
         }
     }
 

@@ -90,6 +90,7 @@ pub(crate) fn run(
     let options = LoadOptions::parse(device, dtype).map_err(|error| usage(&error))?;
     let loaded = Model::load(model, &options).map_err(|error| usage(&error))?;
     let mut trainer = Trainer::new(loaded, section.settings(model)?, seed).map_err(|error| usage(&error))?;
+    crate::shutdown::raise(trainer.interrupt_flag(), shutdown.clone());
     if let Some(adapter) = &args.adapter {
         trainer.load_adapter(adapter).map_err(|error| usage(&error))?;
     }

@@ -103,6 +103,7 @@ pub(crate) fn run(args: &SftArgs) -> anyhow::Result<()> {
     }
     let model = Model::load(&args.model, &options).map_err(|error| usage(&error))?;
     let mut trainer = Trainer::new(model, config, args.seed).map_err(|error| usage(&error))?;
+    crate::shutdown::raise(trainer.interrupt_flag(), shutdown.clone());
     if let Some(adapter) = &args.adapter {
         trainer.load_adapter(adapter).map_err(|error| usage(&error))?;
     }

@@ -80,6 +80,7 @@ pub(crate) async fn train(start: Start, shutdown: CancellationToken) -> anyhow::
     let stop = CancellationToken::new();
     let result = async {
         let run = Run::restore(&world, &folder, stop.clone(), resumed)?;
+        crate::shutdown::raise(run.trainer.interrupt_flag(), shutdown.clone());
         run.finish(shutdown.clone()).await
     };
     let result = result.await;

@@ -3,6 +3,8 @@
 use inference::model::{AdapterRows, CausalAttention};
 use tch::{Kind, Tensor};
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::*;
 use crate::testing::{
     fill_randomly, gradients, group, random_tree, raw_config, relative_difference, tiny_trainer, trajectory, weights,
@@ -28,6 +30,7 @@ fn mini_batch(trajectories: &[Trajectory]) -> MiniBatch {
 fn forest_pass(trainer: &Trainer, batch: &MiniBatch, loss: LossKind, micro_batch_tokens: usize) -> PassOutput {
     zero_gradients(&mut trainer.adapter.parameters());
     let settings = PassSettings {
+        interrupt: &AtomicBool::new(false),
         loss,
         micro_batch_tokens,
         logits_chunk: 5,
@@ -161,6 +164,7 @@ fn gradients_equal_finite_differences() {
         for (loss_at, factor) in losses.iter_mut().zip([1.0, -1.0]) {
             shift(factor);
             let settings = PassSettings {
+                interrupt: &AtomicBool::new(false),
                 loss,
                 micro_batch_tokens: 10,
                 logits_chunk: 5,
@@ -398,6 +402,18 @@ fn the_learning_rate_falls_and_its_schedule_can_begin_anew() {
         [rate(false), rate(false), rate(false), rate(true)],
         [1e-3, 5e-4, 0.0, 1e-3]
     );
+}
+
+#[test]
+fn an_interrupt_ends_a_step_before_its_update() {
+    let mut trainer = tiny_trainer(raw_config());
+    let groups = [on_policy_group(&trainer, &[(1.0, GOOD), (0.0, BAD)])];
+    let before = trainer.adapter.parameters()[0].1.copy();
+    trainer.interrupt_flag().store(true, Ordering::Relaxed);
+    let error = trainer.grpo_step(&groups, PolicyVersion(1)).unwrap_err();
+    assert!(matches!(error, crate::TrainError::Interrupted), "{error}");
+    assert_eq!(trainer.optimizer.updates(), 0);
+    assert_eq!(trainer.adapter.parameters()[0].1, before);
 }
 
 #[test]
