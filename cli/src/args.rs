@@ -19,6 +19,12 @@ pub(crate) enum Command {
     /// Train an agent: rollouts, GRPO, hot swap, report
     #[cfg(feature = "torch")]
     Train(commands::train::TrainArgs),
+    /// Measure a policy on held-out scenarios
+    #[cfg(feature = "torch")]
+    Eval(commands::eval::EvalArgs),
+    /// Record groups of episodes of a policy, for `train --offline` or to look at
+    #[cfg(feature = "torch")]
+    Rollout(commands::rollout::RolloutArgs),
     /// Fine-tune an adapter on recorded episodes
     #[cfg(feature = "torch")]
     Sft(commands::sft::SftArgs),

@@ -339,6 +339,9 @@ pub(crate) struct TrainerSection {
     pub(crate) negative_weight: f64,
     /// Added to the advantage of right episodes (reward 1), so that what the policy knows is held on to.
     pub(crate) success_weight: f64,
+    /// Right episodes (reward 1) of each kind of scenario that a step trains on: what goes beyond is set aside, what is
+    /// lacking comes from earlier steps. 0: the step's groups as they are.
+    pub(crate) right_per_kind: usize,
     /// How token losses are averaged.
     pub(crate) aggregation: AggregationName,
     /// Optimiser updates made with one step's groups.
@@ -382,6 +385,7 @@ impl Default for TrainerSection {
             credit: CreditName::Episode,
             negative_weight: 1.0,
             success_weight: 0.0,
+            right_per_kind: 0,
             aggregation: AggregationName::TokenMean,
             updates_per_batch: 1,
             rank: 16,

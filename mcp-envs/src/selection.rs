@@ -5,9 +5,11 @@
 //! the always right and the always wrong in the game: the policy changes, and what was hopeless may have come within reach.
 //!
 //! A step's scenarios are of as many kinds as there are, for what a step learns is applied to every kind: one whose
-//! scenarios are mostly of one kind teaches that kind's habits to all the others.
+//! scenarios are mostly of one kind teaches that kind's habits to all the others. Kinds that fail more get more of them, in
+//! proportion to the share of failures: what is solved needs a check now and then, and a kind whose tool the policy hardly
+//! ever thinks of needs many tries until there is a right one to learn from.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -32,9 +34,10 @@ const MAX_ATTEMPTS: u64 = 8;
 pub enum Selection {
     /// Each with the same chance.
     Uniform,
-    /// With weight p(1−p) + `floor`, p being the recent pass rate. The weight without the floor is at most 0.25.
+    /// Within a kind with weight p(1−p) + `floor`, p being the recent pass rate: at most 0.25 without the floor. A kind's
+    /// number of scenarios is in proportion to 1−p + `floor`, p being its scenarios' recent pass rate.
     PassRate {
-        /// Added to every weight; with 0.02 an always right scenario comes about once for thirteen uncertain ones.
+        /// With 0.02 an always right scenario comes about once for thirteen uncertain ones.
         floor: f64,
     },
 }
@@ -46,8 +49,7 @@ impl Default for Selection {
 }
 
 /// Chooses `n` different scenarios (all, if there are no more) and returns their places in `scenarios`, in the order drawn.
-/// Kinds get even shares of them, within one, as long as they last; where there are more kinds than `n`, the weights decide
-/// which ones come.
+/// Kinds share them as [`Selection`] says as long as they last, rounded up or down at random.
 ///
 /// The same arguments give the same choice; `seed` is the run's, `step` the training step's.
 pub fn select(
@@ -69,18 +71,42 @@ pub fn select(
     keys.sort_by(|(left, left_position), (right, right_position)| {
         right.total_cmp(left).then(left_position.cmp(right_position))
     });
-    // The first of each kind in order of their keys, then the second of each, and so on.
-    let mut taken: HashMap<&str, usize> = HashMap::new();
-    let mut rounds: Vec<(usize, usize)> = keys
+    // The j-th of a kind waits until its kind's share has come to j, less a random part of one: shares hold on average.
+    let mut kinds: HashMap<&str, (usize, f64, f64)> = HashMap::new();
+    for (kind, share) in kind_shares(scenarios, pass_rates, selection) {
+        kinds.insert(kind, (0, random.random::<f64>(), share));
+    }
+    let mut turns: Vec<(f64, usize)> = keys
         .into_iter()
-        .map(|(_, position)| {
-            let of_kind = taken.entry(&scenarios[position].kind).or_default();
-            *of_kind += 1;
-            (*of_kind, position)
+        .filter_map(|(_, position)| {
+            let (taken, part, share) = kinds.get_mut(scenarios[position].kind.as_str())?;
+            *taken += 1;
+            Some(((*taken as f64 - *part) / *share, position))
         })
         .collect();
-    rounds.sort_by_key(|&(round, _)| round);
-    rounds.into_iter().take(n).map(|(_, position)| position).collect()
+    turns.sort_by(|(left, _), (right, _)| left.total_cmp(right));
+    turns.into_iter().take(n).map(|(_, position)| position).collect()
+}
+
+/// What each kind's number of scenarios is in proportion to, by name; all greater than zero.
+fn kind_shares<'a>(
+    scenarios: &'a [Scenario],
+    pass_rates: &'a HashMap<ScenarioId, PassRate>,
+    selection: Selection,
+) -> BTreeMap<&'a str, f64> {
+    let rates = kind_rates(scenarios, |scenario| known_rate(scenario, pass_rates));
+    let share = |rate: f64| match selection {
+        Selection::Uniform => 1.0,
+        Selection::PassRate { floor } => (1.0 - rate).max(0.0) + floor.max(1e-6),
+    };
+    rates.into_iter().map(|(kind, rate)| (kind, share(rate))).collect()
+}
+
+/// The pass rate of a scenario that was tried.
+fn known_rate<'a>(scenario: &Scenario, pass_rates: &'a HashMap<ScenarioId, PassRate>) -> Option<&'a PassRate> {
+    pass_rates
+        .get(&ScenarioId::from(scenario.id.clone()))
+        .filter(|rate| rate.attempts > 0)
 }
 
 /// The weight of each scenario in a draw; all greater than zero.
@@ -88,11 +114,7 @@ pub fn weights(scenarios: &[Scenario], pass_rates: &HashMap<ScenarioId, PassRate
     let Selection::PassRate { floor } = selection else {
         return vec![1.0; scenarios.len()];
     };
-    let rate_of = |scenario: &Scenario| {
-        pass_rates
-            .get(&ScenarioId::from(scenario.id.clone()))
-            .filter(|rate| rate.attempts > 0)
-    };
+    let rate_of = |scenario: &Scenario| known_rate(scenario, pass_rates);
     let kinds = kind_rates(scenarios, rate_of);
     let weight = |scenario: &Scenario| {
         let kind = kinds.get(scenario.kind.as_str()).copied().unwrap_or(UNKNOWN);
@@ -195,25 +217,35 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_of_many_kinds() {
-        // One kind is much more uncertain than the others.
-        let scenarios: Vec<_> = (0..40)
-            .map(|i| scenario(&format!("s{i}"), ["a", "b", "c", "d"][i % 4]))
-            .collect();
-        let known: Vec<_> = (0..40)
-            .map(|i| (format!("s{i}"), 8, if i % 4 == 0 { 0.5 } else { 1.0 }))
-            .collect();
-        let known: Vec<_> = known
-            .iter()
-            .map(|(id, attempts, recent)| (id.as_str(), *attempts, *recent))
-            .collect();
+    fn a_step_is_of_many_kinds_and_more_of_those_that_fail() {
+        let kind_of = |at: usize| ["solved", "half", "half too", "hopeless"][at % 4];
+        let scenarios: Vec<_> = (0..40).map(|i| scenario(&format!("s{i}"), kind_of(i))).collect();
+        let even = |chosen: &[usize]| {
+            (0..4).all(|kind| (1..=2).contains(&chosen.iter().filter(|&&at| at % 4 == kind).count()))
+        };
         for step in 0..20 {
-            let chosen = select(&scenarios, &rates(&known), BY_PASS_RATE, 6, 1, step);
-            for kind in 0..4 {
-                let of_kind = chosen.iter().filter(|&&at| at % 4 == kind).count();
-                assert!(of_kind == 1 || of_kind == 2, "{chosen:?}");
+            for selection in [BY_PASS_RATE, Selection::Uniform] {
+                let chosen = select(&scenarios, &HashMap::new(), selection, 6, 1, step);
+                assert!(even(&chosen), "nothing is known of any kind: {chosen:?}");
             }
         }
+        let names: Vec<String> = (0..40).map(|i| format!("s{i}")).collect();
+        let rate = |at: usize| [1.0, 0.5, 0.5, 0.0][at % 4];
+        let known: Vec<_> = (0..40).map(|i| (names[i].as_str(), 8, rate(i))).collect();
+        let mut counts = [0; 4];
+        for step in 0..200 {
+            for at in select(&scenarios, &rates(&known), BY_PASS_RATE, 6, 1, step) {
+                counts[at % 4] += 1;
+            }
+        }
+        let of_all = counts.map(|count| f64::from(count) / 1200.0);
+        // 0.02, 0.52, 0.52 and 1.02 in proportion, but for the prior of half an attempt.
+        assert!((0.002..0.03).contains(&of_all[0]), "{of_all:?}");
+        assert!(
+            (0.22..0.28).contains(&of_all[1]) && (0.22..0.28).contains(&of_all[2]),
+            "{of_all:?}"
+        );
+        assert!((0.45..0.52).contains(&of_all[3]), "{of_all:?}");
         let all = select(&scenarios[..5], &HashMap::new(), BY_PASS_RATE, 5, 1, 1);
         assert_eq!(all.len(), 5, "more of a kind than its share where no others are left");
     }

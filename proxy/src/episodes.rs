@@ -89,6 +89,11 @@ impl LiveEpisode {
         self.marks().failure.get_or_insert(failure);
     }
 
+    /// What went wrong outside the agent so far.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.marks().failure.clone()
+    }
+
     /// Notes that a call came now.
     pub(crate) fn touch(&self) {
         self.last_call
@@ -120,6 +125,12 @@ impl Episodes {
             live: RwLock::default(),
             max_open,
         }
+    }
+
+    /// What went wrong outside the agent so far, in an episode that is open.
+    pub(crate) fn failure(&self, id: &EpisodeId) -> Option<Failure> {
+        let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
+        live.get(id).and_then(|episode| episode.failure())
     }
 
     pub(crate) fn n_open(&self) -> usize {
@@ -185,7 +196,7 @@ impl Episodes {
         if let Some(live) = self.cached(id) {
             self.wind_down(&live).await;
             if close.failure.is_none() {
-                close.failure = live.marks().failure.clone();
+                close.failure = live.failure();
             }
         }
         let closed = id.clone();

@@ -100,6 +100,27 @@ fn a_port_in_use_is_named() {
     assert!(!store.try_exists().unwrap(), "a store was written");
 }
 
+#[test]
+fn a_policy_that_is_no_adapter_of_the_model_is_named_before_anything_starts() {
+    let run = SmallRun::new(&[]);
+    let store = run.path().join("played.db");
+    for command in ["eval", "rollout"] {
+        let refused = |adapter: &Path, words: &[&str]| {
+            let mut trainyard = trainyard();
+            trainyard
+                .arg(command)
+                .arg("-c")
+                .arg(run.config())
+                .arg("--store")
+                .arg(&store);
+            usage_error(&trainyard.arg("--adapter").arg(adapter).output().unwrap(), words);
+            assert!(!store.try_exists().unwrap(), "a store was written");
+        };
+        refused(&run.path().join("none"), &["none", "hint:"]);
+        refused(&run.path().join("model"), &["adapter_config.json", "hint:"]);
+    }
+}
+
 /// A run that was started and has said on standard error that it is past `word`.
 fn start_until(run: &SmallRun, arguments: &[&str], word: &str) -> Child {
     let mut child = trainyard()

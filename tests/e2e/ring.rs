@@ -1,11 +1,11 @@
 //! The whole ring: agent process, proxy, MCP server, engine, trainer step, hot swap, rollouts on the new version.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use harness::binary::trainyard;
 use harness::small_run::SmallRun;
 use serde_json::Value;
-use trajectory::{EpisodeFilter, PolicyVersion, Split, Store};
+use trajectory::{EpisodeFilter, PolicyVersion, ReadyFilter, Split, Store, TrajectoryGroup};
 
 #[test]
 fn a_run_closes_the_loop() {
@@ -110,6 +110,44 @@ fn a_run_closes_the_loop() {
     let again = offline();
     assert_eq!(again.status.code(), Some(2), "an adapter's folder never changes");
     assert!(String::from_utf8_lossy(&again.stderr).contains("exists already"));
+
+    // The last evaluation and the first step's rollouts, each by a command of its own.
+    let played = run.path().join("played.db");
+    let command = |name: &str, arguments: &[&str]| {
+        let mut command = trainyard();
+        command.arg(name).args(arguments).arg("--store").arg(&played);
+        let output = command.arg("-c").arg(run.config()).output().unwrap();
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{log}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let adapter = folder.join("adapters/policy@2");
+    let printed = command("eval", &["--json", "--adapter", adapter.to_str().unwrap()]);
+    let evaluated: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(evaluated["held_out"], summary["held_out"]["grpo"]);
+    let printed = command("rollout", &["--seed", "3"]);
+    assert_eq!(printed.trim(), played.to_str().unwrap());
+    let again = Store::open(&played).unwrap();
+    let sampled = |store: &Store| {
+        let ready = store.ready_groups(&ReadyFilter {
+            split: Some(Split::Train),
+            trained: store.path() != played,
+            limit: Some(2),
+            ..ReadyFilter::default()
+        });
+        let groups = ready.unwrap().groups;
+        let tokens = |group: &TrajectoryGroup| {
+            let mut tokens: Vec<_> = group
+                .episodes
+                .iter()
+                .map(|episode| episode.trajectories[0].token_ids.clone())
+                .collect();
+            tokens.sort();
+            (group.scenario_id.clone(), tokens)
+        };
+        groups.iter().map(tokens).collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(sampled(&again), sampled(&store), "step 1's rollouts, repeated");
 }
 
 #[test]

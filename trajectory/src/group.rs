@@ -16,6 +16,8 @@ named_enum! {
     pub enum LeftOut {
         /// Group: trained on already. Counted only for groups that were asked for by name.
         Acknowledged = "acknowledged",
+        /// Group: not trained on yet, where it was asked for by name to be trained on again.
+        Untrained = "untrained",
         /// Group: an episode is still open.
         Open = "open_episode",
         /// Group: fewer episodes are recorded than a group must have.
@@ -44,6 +46,9 @@ pub struct ReadyFilter {
     pub split: Option<Split>,
     /// Only these groups; `None`: all.
     pub group_ids: Option<Vec<GroupId>>,
+    /// False: groups that no step has trained on yet. True: those that one has, to be trained on again. A file that
+    /// episodes were exported to doesn't know, so it makes no difference there.
+    pub trained: bool,
     /// Staleness is counted from this version.
     pub current_version: PolicyVersion,
     /// Most versions that a sampled token may lie behind; `None`: any number.

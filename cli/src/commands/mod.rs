@@ -1,11 +1,15 @@
 //! One file a command; each starts what another crate brings.
 
 pub(crate) mod env;
+#[cfg(feature = "torch")]
+pub(crate) mod eval;
 pub(crate) mod log;
 #[cfg(feature = "torch")]
 pub(crate) mod offline;
 pub(crate) mod proxy;
 pub(crate) mod publish;
+#[cfg(feature = "torch")]
+pub(crate) mod rollout;
 #[cfg(feature = "torch")]
 pub(crate) mod score;
 #[cfg(feature = "torch")]
@@ -25,6 +29,10 @@ pub(crate) async fn run(command: Command) -> anyhow::Result<()> {
     match command {
         #[cfg(feature = "torch")]
         Command::Train(args) => train::run(args).await,
+        #[cfg(feature = "torch")]
+        Command::Eval(args) => eval::run(args).await,
+        #[cfg(feature = "torch")]
+        Command::Rollout(args) => rollout::run(args).await,
         #[cfg(feature = "torch")]
         Command::Sft(args) => sft::run(&args),
         #[cfg(feature = "torch")]

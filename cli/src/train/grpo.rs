@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use trainer::{StepReport, Trainer};
 use trajectory::{GroupId, PolicyVersion, ReadyFilter, ScenarioId, Split};
 
+use super::balance::{Balance, balance};
 use super::progress::Progress;
 use super::world::World;
 use crate::config::SelectionBy;
@@ -44,6 +45,9 @@ pub(crate) struct StepMetrics {
     pub(crate) train_seconds: f64,
     /// Groups that never got to the trainer, by reason.
     pub(crate) groups_not_ready: BTreeMap<String, usize>,
+    /// How the kinds were evened out.
+    #[serde(flatten)]
+    pub(crate) balance: Balance,
 }
 
 /// What a step did.
@@ -92,7 +96,18 @@ pub(crate) async fn grpo_step(
         max_failed: world.config.trainer.max_failed,
         ..ReadyFilter::default()
     })?;
-    let report = tokio::task::block_in_place(|| trainer.grpo_step(&ready.groups, current))?;
+    let settings = &world.config.trainer;
+    let (groups, balance) = match settings.right_per_kind {
+        0 => (ready.groups, Balance::default()),
+        wanted => {
+            let kinds = scenarios
+                .iter()
+                .map(|scenario| (ScenarioId::from(scenario.id.as_str()), scenario.kind.clone()))
+                .collect();
+            balance(&world.store, &kinds, ready.groups, wanted, settings.max_failed)?
+        }
+    };
+    let report = tokio::task::block_in_place(|| trainer.grpo_step(&groups, current))?;
     let metrics = StepMetrics {
         step,
         behaviour_version: version,
@@ -108,6 +123,7 @@ pub(crate) async fn grpo_step(
             .into_iter()
             .map(|(reason, n)| (reason.to_string(), n))
             .collect(),
+        balance,
         trainer: report,
     };
     Ok(Step {
@@ -119,7 +135,7 @@ pub(crate) async fn grpo_step(
 
 /// `groups_per_step` scenarios, `group_size` episodes each. Every episode has its own sampling seed, so that a run can
 /// be repeated.
-fn plan(world: &World, scenarios: &[Scenario], step: usize) -> anyhow::Result<Vec<EpisodePlan>> {
+pub(crate) fn plan(world: &World, scenarios: &[Scenario], step: usize) -> anyhow::Result<Vec<EpisodePlan>> {
     let config = &world.config;
     let selection = match config.selection.by {
         SelectionBy::Uniform => Selection::Uniform,

@@ -1,16 +1,18 @@
 //! `trainyard train`: one process tree that trains an agent and reports.
 //!
 //! 1. `world.rs` starts every part; 2. `evaluation.rs` measures the base model on held-out scenarios; 3. `warm_start.rs`
-//! learns from a teacher's episodes; 4. `grpo.rs` rolls out and trains, step by step, `publish.rs` swaps each new
+//! learns from a teacher's episodes; 4. `grpo.rs` rolls out and trains, step by step (`balance.rs` evens out the kinds), `publish.rs` swaps each new
 //! adapter in; 5. `report.rs` writes what people and machines read. `folder.rs` holds the names and the resumable state.
 
-mod evaluation;
+mod balance;
+pub(crate) mod evaluation;
 mod folder;
-mod grpo;
+pub(crate) mod grpo;
 mod memory;
-mod progress;
+pub(crate) mod progress;
 mod publish;
 mod report;
+pub(crate) mod session;
 mod warm_start;
 mod world;
 
@@ -76,7 +78,7 @@ pub(crate) async fn train(start: Start, shutdown: CancellationToken) -> anyhow::
         None => RunFolder::create(&config)?,
     };
     line(format!("run folder   {}", folder.root().display()));
-    let world = World::start(config, &folder, loaded).await?;
+    let world = World::start(config, &folder.store(), loaded).await?;
     let stop = CancellationToken::new();
     let result = async {
         let run = Run::restore(&world, &folder, stop.clone(), resumed)?;
@@ -308,7 +310,7 @@ impl<'a> Run<'a> {
 }
 
 /// An evaluation or a step needs episodes that ran: all failing alike is a broken set-up, not a result.
-fn check_outcomes(outcomes: &[EpisodeOutcome], cancel: &CancellationToken) -> anyhow::Result<()> {
+pub(crate) fn check_outcomes(outcomes: &[EpisodeOutcome], cancel: &CancellationToken) -> anyhow::Result<()> {
     if cancel.is_cancelled() {
         return Err(Interrupted.into());
     }

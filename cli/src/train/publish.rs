@@ -53,6 +53,14 @@ impl Publisher {
         Ok(adapter.to_owned())
     }
 
+    /// Makes the base model current.
+    ///
+    /// # Errors
+    /// If the proxy refuses it.
+    pub(crate) async fn publish_base(&self) -> anyhow::Result<()> {
+        self.switch(0, None).await
+    }
+
     async fn switch(&self, version: u64, adapter: Option<&Path>) -> anyhow::Result<()> {
         let url = format!("{}/api/policy", self.proxy_url);
         let response = self

@@ -2,6 +2,7 @@
 //! rollout driver.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use anyhow::Context;
 use inference::api::{ApiConfig, ApiState};
 use inference::chat::ChatTokenizer;
 use inference::engine::{EngineConfig, EngineHandle};
-use inference::model::{LoadOptions, Model};
+use inference::model::{LoadOptions, LoraAdapter, Model};
 use inference::server::InferenceServer;
 use mcp_envs::agent::{AgentConfig, LauncherKind};
 use mcp_envs::environment::Environment;
@@ -25,7 +26,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trajectory::Store;
 
-use super::folder::RunFolder;
 use crate::commands::listen;
 use crate::config::{Launcher, RunConfig};
 use crate::failure::{UsageError, chain};
@@ -82,11 +82,24 @@ impl Loaded {
             model,
         })
     }
+
+    /// Whether `adapter` can be loaded beside the model.
+    ///
+    /// # Errors
+    /// A usage error that says what is wrong with the folder.
+    pub(crate) fn check_adapter(&self, adapter: &Path) -> Result<(), UsageError> {
+        LoraAdapter::load(adapter, self.model.config(), self.model.device())
+            .map(drop)
+            .map_err(|error| {
+                UsageError::new(chain(&error))
+                    .hint("give the folder of a PEFT adapter that was trained from this model")
+            })
+    }
 }
 
 impl World {
-    /// Starts every part on a loopback port.
-    pub(crate) async fn start(config: RunConfig, folder: &RunFolder, loaded: Loaded) -> anyhow::Result<Self> {
+    /// Starts every part on a loopback port, recording to `store`.
+    pub(crate) async fn start(config: RunConfig, store: &Path, loaded: Loaded) -> anyhow::Result<Self> {
         let (servers, stop) = (TaskTracker::new(), CancellationToken::new());
         let Loaded {
             environment,
@@ -136,7 +149,7 @@ impl World {
             inference::api::serve(listener, api, stop.clone()),
         ));
 
-        let store = Store::open(&folder.store())?;
+        let store = Store::open(store)?;
         let listener = listen(&config.proxy.listen).await?;
         let proxy_url = url(&listener)?;
         let proxy_config = proxy_config(&config, &engine_url, &teacher_url, &weather_url)?;

@@ -100,13 +100,16 @@ pub(super) async fn list(State(app): State<App>, request: Request) -> Result<Jso
     json_answer(json!({"episodes": episodes.map_err(|error| ApiError::store(&error))?}))
 }
 
-/// `GET /api/episodes/{id}`
+/// `GET /api/episodes/{id}`: as recorded, and with what went wrong so far if the episode is open, since whoever closes it
+/// wants to know.
 pub(super) async fn show(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
     let wanted = EpisodeId::from(id.as_str());
+    let noted = app.episodes.failure(&wanted);
     let record = app.recorder.run(move |store| store.record(&wanted)).await;
-    let record = record
+    let mut record = record
         .map_err(|error| ApiError::store(&error))?
         .ok_or_else(|| ApiError::unknown_episode(&id))?;
+    record.episode.failure = record.episode.failure.or(noted);
     json_answer(record)
 }
 

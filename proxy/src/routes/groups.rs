@@ -37,6 +37,7 @@ pub(super) async fn ready(State(app): State<App>, request: Request) -> Result<Js
     }
     let filter = ReadyFilter {
         split: query.split,
+        trained: false,
         group_ids: None,
         current_version: app.policy.current().version,
         max_staleness: query.max_staleness,

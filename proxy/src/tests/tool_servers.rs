@@ -188,6 +188,12 @@ async fn servers_that_do_not_start() {
         let answer = initialize(&world, &episode).await;
         let message = answer["error"]["message"].as_str().unwrap();
         assert!(message.contains(words), "{message}");
+        let open = world.get(&format!("/api/episodes/{}", episode.id)).await.json();
+        assert_eq!(open["episode"]["state"], "open");
+        assert_eq!(
+            open["episode"]["failure"]["cause"], "tool_server",
+            "known before the end"
+        );
         world
             .post(&format!("/api/episodes/{}/close", episode.id), &json!({}))
             .await;

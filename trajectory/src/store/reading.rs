@@ -138,13 +138,14 @@ pub(crate) fn ready_groups(connection: &Connection, filter: &ReadyFilter) -> Res
     Ok(ready)
 }
 
-/// Groups of the wanted split and names that weren't trained on, oldest first.
+/// Groups of the wanted split and names that weren't trained on (or were, if `trained`), oldest first.
 fn candidates(connection: &Connection, filter: &ReadyFilter, ready: &mut ReadyGroups) -> Result<Vec<GroupId>, Fault> {
     let select = "SELECT group_id FROM episodes WHERE group_id IS NOT NULL AND (?1 IS NULL OR split = ?1)";
     let split = filter.split.map(|split| split.as_str());
     let Some(wanted) = &filter.group_ids else {
+        let not = if filter.trained { "" } else { "NOT" };
         let sql = format!(
-            "{select} AND group_id NOT IN (SELECT group_id FROM acknowledgements) GROUP BY group_id ORDER BY min(rowid)"
+            "{select} AND group_id {not} IN (SELECT group_id FROM acknowledgements) GROUP BY group_id ORDER BY min(rowid)"
         );
         let mut statement = connection.prepare(&sql)?;
         let ids = statement.query_map([split], |row| row.get::<_, String>(0))?;
@@ -156,8 +157,13 @@ fn candidates(connection: &Connection, filter: &ReadyFilter, ready: &mut ReadyGr
     let mut acknowledged = connection.prepare("SELECT 1 FROM acknowledgements WHERE group_id = ?1")?;
     let mut found = BTreeMap::new();
     for id in wanted {
-        if acknowledged.exists([id.as_str()])? {
-            ready.leave_out(LeftOut::Acknowledged, 1);
+        if acknowledged.exists([id.as_str()])? != filter.trained {
+            let reason = if filter.trained {
+                LeftOut::Untrained
+            } else {
+                LeftOut::Acknowledged
+            };
+            ready.leave_out(reason, 1);
         } else if let Some(place) = oldest
             .query_row((split, id.as_str()), |row| row.get::<_, i64>(0))
             .optional()?

@@ -1,6 +1,6 @@
 //! What training keeps in the store: which groups were taken, the policy, pass rates, resume state.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use rusqlite::{OptionalExtension, named_params};
 use serde_json::Value;
@@ -47,6 +47,18 @@ impl Store {
                 })?;
             }
             Ok(())
+        })
+    }
+
+    /// The groups that a step has trained on.
+    ///
+    /// # Errors
+    /// The store can't be read.
+    pub fn trained_groups(&self) -> Result<HashSet<GroupId>, StoreError> {
+        self.read("read trained groups", |connection| {
+            let mut statement = connection.prepare("SELECT group_id FROM acknowledgements")?;
+            let ids = statement.query_map([], |row| row.get::<_, String>(0))?;
+            ids.map(|id| Ok(id?.into())).collect()
         })
     }
 

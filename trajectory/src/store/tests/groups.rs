@@ -141,6 +141,13 @@ fn a_group_is_trained_on_once() {
         ..Default::default()
     };
     world.check_ready(&named, &["c"], &[("acknowledged", 1)]);
+    let again = ReadyFilter {
+        trained: true,
+        ..Default::default()
+    };
+    world.check_ready(&again, &["a", "b"], &[]);
+    let named = ReadyFilter { trained: true, ..named };
+    world.check_ready(&named, &["a"], &[("untrained", 2)]);
 }
 
 #[test]

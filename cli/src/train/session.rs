@@ -1,0 +1,61 @@
+//! The parts of a run around one policy, without training: what `trainyard eval` and `trainyard rollout` need.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use tokio_util::sync::CancellationToken;
+
+use super::Interrupted;
+use super::publish::Publisher;
+use super::world::{Loaded, World};
+use crate::config::RunConfig;
+
+/// Starts engine, proxy, tools and agent as `config` says, recording to `store`; publishes `adapter`; does `work`; ends all
+/// of it again.
+///
+/// # Errors
+/// What the configuration or the adapter has wrong, before anything is written; [`Interrupted`]; what `work` says.
+pub(crate) async fn with_policy<T>(
+    config: RunConfig,
+    adapter: Option<&Path>,
+    store: &Path,
+    shutdown: &CancellationToken,
+    work: impl AsyncFnOnce(&World) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let loaded = Loaded::load(&config)?;
+    let adapter = adapter
+        .map(|path| std::path::absolute(path).with_context(|| path.display().to_string()))
+        .transpose()?;
+    if let Some(adapter) = &adapter {
+        loaded.check_adapter(adapter)?;
+    }
+    if let Some(folder) = store.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).with_context(|| format!("can't create {}", folder.display()))?;
+    }
+    let world = World::start(config, store, loaded).await?;
+    let result = async {
+        // A store that was recorded to before may name another policy as current.
+        let mut publisher = Publisher::new(world.inference.clone(), &world.proxy_url)?;
+        match &adapter {
+            Some(adapter) => {
+                let next = world.store.policy()?.version.next();
+                publisher.publish(next.0, adapter).await.map(drop)?;
+            }
+            None => publisher.publish_base().await?,
+        }
+        work(&world).await
+    };
+    let result = result.await;
+    world.stop().await;
+    if shutdown.is_cancelled() {
+        return Err(Interrupted.into());
+    }
+    result
+}
+
+/// Where episodes go if nobody says: a file of its own below the runs, named after the time.
+pub(crate) fn default_store(config: &RunConfig, purpose: &str) -> PathBuf {
+    let stamp = jiff::ZonedDateTime::now().strftime("%Y%m%d-%H%M%S");
+    let name = format!("{}-{purpose}-{stamp}-seed{}.db", config.run.name, config.run.seed);
+    config.run.output.join(name)
+}
