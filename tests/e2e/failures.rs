@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use harness::binary::trainyard;
 use harness::small_run::SmallRun;
+use mcp_envs::environment::Environment;
+use mcp_envs::envs::nws::NwsEnvironment;
 use serde_json::Value;
+use trajectory::Split;
 
 /// Runs to the end and checks that it is a usage error: exit code 2, the words, and no run folder.
 fn refused(run: &SmallRun, words: &[&str]) -> String {
@@ -101,7 +104,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn a_policy_that_is_no_adapter_of_the_model_is_named_before_anything_starts() {
+fn a_wrong_adapter_or_scenario_file_is_named_before_anything_starts() {
     let run = SmallRun::new(&[]);
     let store = run.path().join("played.db");
     for command in ["eval", "rollout"] {
@@ -119,6 +122,15 @@ fn a_policy_that_is_no_adapter_of_the_model_is_named_before_anything_starts() {
         refused(&run.path().join("none"), &["none", "hint:"]);
         refused(&run.path().join("model"), &["adapter_config.json", "hint:"]);
     }
+    let scenarios = run.path().join("scenarios.jsonl");
+    let all = NwsEnvironment::new(7).scenarios().unwrap();
+    let training = all.iter().find(|scenario| scenario.split == Split::Train).unwrap();
+    std::fs::write(&scenarios, serde_json::to_string(training).unwrap()).unwrap();
+    let mut eval = trainyard();
+    eval.arg("eval").arg("-c").arg(run.config()).arg("--store").arg(&store);
+    eval.arg("--scenarios").arg(&scenarios);
+    usage_error(&eval.output().unwrap(), &["held_out", "hint:"]);
+    assert!(!store.try_exists().unwrap(), "a store was written");
 }
 
 /// A run that was started and has said on standard error that it is past `word`.

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use mcp_envs::statistics::{Column, text_table};
 use serde_json::json;
+use trajectory::Split;
 
 use crate::config::RunConfig;
-use crate::failure::UsageError;
 use crate::shutdown;
 use crate::telemetry::{print, print_error};
 use crate::train::evaluation::{evaluate, held_out};
@@ -48,15 +48,17 @@ pub(crate) async fn run(args: EvalArgs) -> anyhow::Result<()> {
         Some(adapter) => adapter.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         None => "base".to_owned(),
     };
-    let evaluation = with_policy(config, args.adapter.as_deref(), &store, &shutdown, async |world| {
-        let scenarios = held_out(&world.scenarios, world.config.evaluation.scenarios);
-        if scenarios.is_empty() {
-            return Err(UsageError::new("there is no held-out scenario")
-                .hint("a scenario counts if its `split` is \"held_out\"")
-                .into());
-        }
-        Ok(evaluate(world, &label, &scenarios, &shutdown).await?.0)
-    });
+    let evaluation = with_policy(
+        config,
+        args.adapter.as_deref(),
+        Split::HeldOut,
+        &store,
+        &shutdown,
+        async |world| {
+            let scenarios = held_out(&world.scenarios, world.config.evaluation.scenarios);
+            Ok(evaluate(world, &label, &scenarios, &shutdown).await?.0)
+        },
+    );
     let results = evaluation.await?.results;
     if args.json {
         let adapter = args.adapter.as_ref();

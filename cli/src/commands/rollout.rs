@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use mcp_envs::scenario::Scenario;
 use mcp_envs::statistics::{Column, Results, text_table};
 use trajectory::Split;
 
@@ -50,22 +49,23 @@ pub(crate) async fn run(args: RolloutArgs) -> anyhow::Result<()> {
         config.run.seed = seed;
     }
     let store = args.store.unwrap_or_else(|| default_store(&config, "rollout"));
-    let outcomes = with_policy(config, args.adapter.as_deref(), &store, &shutdown, async |world| {
-        let training: Vec<Scenario> = world
-            .scenarios
-            .iter()
-            .filter(|scenario| scenario.split == Split::Train)
-            .cloned()
-            .collect();
-        let plans = grpo::plan(world, &training, 1)?;
-        let progress = Progress::start("rollouts", plans.len());
-        let on_done = |outcome: &_| progress.episode(outcome);
-        let environment = Arc::clone(&world.environment);
-        let outcomes = world.driver.run(plans, environment, on_done, shutdown.clone()).await;
-        progress.finish();
-        check_outcomes(&outcomes, &shutdown).context("the rollouts did not run")?;
-        Ok(outcomes)
-    });
+    let outcomes = with_policy(
+        config,
+        args.adapter.as_deref(),
+        Split::Train,
+        &store,
+        &shutdown,
+        async |world| {
+            let plans = grpo::plan(world, &world.training_scenarios(), 1)?;
+            let progress = Progress::start("rollouts", plans.len());
+            let on_done = |outcome: &_| progress.episode(outcome);
+            let environment = Arc::clone(&world.environment);
+            let outcomes = world.driver.run(plans, environment, on_done, shutdown.clone()).await;
+            progress.finish();
+            check_outcomes(&outcomes, &shutdown).context("the rollouts did not run")?;
+            Ok(outcomes)
+        },
+    );
     let outcomes = outcomes.await?;
     let results = Results::from_outcomes(&outcomes);
     let column = Column {

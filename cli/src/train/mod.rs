@@ -2,7 +2,8 @@
 //!
 //! 1. `world.rs` starts every part; 2. `evaluation.rs` measures the base model on held-out scenarios; 3. `warm_start.rs`
 //! learns from a teacher's episodes; 4. `grpo.rs` rolls out and trains, step by step (`balance.rs` evens out the kinds), `publish.rs` swaps each new
-//! adapter in; 5. `report.rs` writes what people and machines read. `folder.rs` holds the names and the resumable state.
+//! adapter in; 5. `report.rs` writes what people and machines read. `folder.rs` holds the names and the resumable state. `session.rs`
+//! starts the same parts around one policy, for `trainyard eval` and `trainyard rollout`.
 
 mod balance;
 pub(crate) mod evaluation;
@@ -24,7 +25,7 @@ use mcp_envs::rollout::EpisodeOutcome;
 use mcp_envs::scenario::Scenario;
 use tokio_util::sync::CancellationToken;
 use trainer::Trainer;
-use trajectory::{PolicyVersion, Split};
+use trajectory::PolicyVersion;
 
 use self::evaluation::{evaluate, held_out};
 use self::folder::{RunFolder, RunState};
@@ -156,13 +157,7 @@ impl<'a> Run<'a> {
                 .await?;
         }
         let scenarios = held_out(&self.world.scenarios, config.evaluation.scenarios);
-        let training: Vec<Scenario> = self
-            .world
-            .scenarios
-            .iter()
-            .filter(|scenario| scenario.split == Split::Train)
-            .cloned()
-            .collect();
+        let training = self.world.training_scenarios();
         line(format!(
             "scenarios    {} for training, {} held out (other places)",
             training.len(),

@@ -4,25 +4,28 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use tokio_util::sync::CancellationToken;
+use trajectory::Split;
 
 use super::Interrupted;
 use super::publish::Publisher;
 use super::world::{Loaded, World};
 use crate::config::RunConfig;
 
-/// Starts engine, proxy, tools and agent as `config` says, recording to `store`; publishes `adapter`; does `work`; ends all
-/// of it again.
+/// Starts engine, proxy, tools and agent as `config` says, recording to `store`; publishes `adapter`; does `work` on the
+/// scenarios of `split`; ends all of it again.
 ///
 /// # Errors
-/// What the configuration or the adapter has wrong, before anything is written; [`Interrupted`]; what `work` says.
+/// What the configuration, its scenarios or the adapter have wrong, before anything is written; [`Interrupted`]; what `work` says.
 pub(crate) async fn with_policy<T>(
     config: RunConfig,
     adapter: Option<&Path>,
+    split: Split,
     store: &Path,
     shutdown: &CancellationToken,
     work: impl AsyncFnOnce(&World) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let loaded = Loaded::load(&config)?;
+    loaded.check_split(split)?;
     let adapter = adapter
         .map(|path| std::path::absolute(path).with_context(|| path.display().to_string()))
         .transpose()?;

@@ -24,7 +24,7 @@ use proxy::{McpServerConfig, ProxyConfig, Route, UpstreamConfig};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use trajectory::Store;
+use trajectory::{Split, Store};
 
 use crate::commands::listen;
 use crate::config::{Launcher, RunConfig};
@@ -81,6 +81,19 @@ impl Loaded {
             tokenizer: Arc::new(tokenizer),
             model,
         })
+    }
+
+    /// Whether there are scenarios of `split`.
+    ///
+    /// # Errors
+    /// A usage error where there is none.
+    pub(crate) fn check_split(&self, split: Split) -> Result<(), UsageError> {
+        if self.scenarios.iter().any(|scenario| scenario.split == split) {
+            return Ok(());
+        }
+        let name = split.as_str();
+        Err(UsageError::new(format!("there is no scenario of the split \"{name}\""))
+            .hint("each line of a scenario file names its `split`: \"train\" or \"held_out\""))
     }
 
     /// Whether `adapter` can be loaded beside the model.
@@ -183,6 +196,12 @@ impl World {
             servers,
             stop,
         })
+    }
+
+    /// The scenarios that the policy may learn from.
+    pub(crate) fn training_scenarios(&self) -> Vec<Scenario> {
+        let training = self.scenarios.iter().filter(|scenario| scenario.split == Split::Train);
+        training.cloned().collect()
     }
 
     /// Ends every part; agents and tool servers are gone when it returns.
