@@ -78,7 +78,7 @@ pub struct RawTrainerConfig {
     pub success_weight: f64,
     /// See `success_weight`.
     pub success_reward: f64,
-    /// Mini-batches that a step's groups are split into, one optimiser update each.
+    /// Mini-batches that a step is dealt into, each with its share of every group; one optimiser update each.
     pub updates_per_batch: usize,
     /// How often a step goes through its groups.
     pub epochs_per_batch: usize,

@@ -165,17 +165,14 @@ impl Trainer {
         let mut sums = TermSums::default();
         let mut random = StdRng::seed_from_u64(self.seed ^ self.step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut order: Vec<usize> = (0..selection.groups.len()).collect();
-        let n_updates = run.epochs * run.mini_batches.clamp(1, order.len().max(1));
+        let n_updates = run.epochs * run.mini_batches.clamp(1, report.trajectories.max(1));
         let mut done = 0;
         for _ in 0..run.epochs {
             if run.mini_batches > 1 {
                 order.shuffle(&mut random);
             }
-            for part in split(&order, run.mini_batches) {
-                let trajectories: Vec<Weighted> = part
-                    .iter()
-                    .flat_map(|&group| selection.groups[group].iter().cloned())
-                    .collect();
+            let trajectories = order.iter().flat_map(|&group| &selection.groups[group]);
+            for trajectories in deal(trajectories.cloned(), run.mini_batches) {
                 let batch = MiniBatch::new(trajectories, run.aggregation, run.current);
                 let rate = run.rate(done as f64 / n_updates as f64);
                 let output = self.update(&batch, &run, rate, &mut report)?;
@@ -296,12 +293,16 @@ impl StepRun {
     }
 }
 
-/// Splits into at most `parts` parts of nearly equal size, none of them empty.
-fn split(items: &[usize], parts: usize) -> impl Iterator<Item = &[usize]> {
-    let parts = parts.clamp(1, items.len().max(1));
-    (0..parts)
-        .map(move |part| &items[items.len() * part / parts..items.len() * (part + 1) / parts])
-        .filter(|part| !part.is_empty())
+/// Deals a step's trajectories to at most `n` mini-batches, none of them empty, one after the other: every mini-batch gets
+/// its share of each group, so that no update is about a few of the step's questions only and undoes what the others
+/// taught.
+fn deal<'a>(trajectories: impl Iterator<Item = Weighted<'a>>, n: usize) -> Vec<Vec<Weighted<'a>>> {
+    let mut mini_batches: Vec<Vec<Weighted>> = vec![Vec::new(); n.max(1)];
+    for (place, trajectory) in trajectories.enumerate() {
+        mini_batches[place % n.max(1)].push(trajectory);
+    }
+    mini_batches.retain(|mini_batch| !mini_batch.is_empty());
+    mini_batches
 }
 
 /// How far engine and trainer disagree on the tokens that the engine sampled with this very adapter.

@@ -198,11 +198,18 @@ pub(super) fn gated_silu(gate_up: &Tensor) -> Tensor {
         return output;
     }
     let intermediate = gate_up.size()[1] / 2;
-    let mut gate = gate_up.narrow(1, 0, intermediate);
-    let up = gate_up.narrow(1, intermediate, intermediate);
+    let (mut gate, up) = split_in_two(gate_up, intermediate);
     if gate_up.requires_grad() {
         return gate.silu() * up;
     }
     // Nobody needs the linear layer's output again, so it can be overwritten.
     gate.silu_() * up
+}
+
+/// `x[:, ..n]` and `x[:, n..]`. One split, since the backward pass of two slices would fill a gradient of the whole
+/// width for each and add them.
+pub(super) fn split_in_two(x: &Tensor, n: i64) -> (Tensor, Tensor) {
+    let mut parts = x.split_with_sizes([n, x.size()[1] - n], 1);
+    let after = parts.swap_remove(1);
+    (parts.swap_remove(0), after)
 }

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::config::ModelConfig;
 use super::fused_lora::{AdapterRows, FusedPart};
-use super::layers::{Linear, RmsNorm, RotaryEmbedding, gated_silu};
+use super::layers::{Linear, RmsNorm, RotaryEmbedding, gated_silu, split_in_two};
 use super::weights::Weights;
 use super::{Attention, LoadOptions};
 use crate::InferenceError;
@@ -141,10 +141,8 @@ impl Llama {
             let qkv = layer.qkv.apply_with(&normed, None, adapters, (index, FusedPart::Qkv));
             // [tokens, n_heads + 2 · n_kv_heads, head_dim]
             let heads = qkv.view([-1, self.n_heads + 2 * self.n_kv_heads, self.head_dim]);
-            let rotated = rotation.apply(&heads.narrow(1, 0, self.n_heads + self.n_kv_heads));
-            let q = rotated.narrow(1, 0, self.n_heads);
-            let k = rotated.narrow(1, self.n_heads, self.n_kv_heads);
-            let v = heads.narrow(1, self.n_heads + self.n_kv_heads, self.n_kv_heads);
+            let (q_and_k, v) = split_in_two(&heads, self.n_heads + self.n_kv_heads);
+            let (q, k) = split_in_two(&rotation.apply(&q_and_k), self.n_heads);
             let attended = attention.attend(index, &q, &k, &v);
             let hidden_after = layer
                 .o

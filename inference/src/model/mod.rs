@@ -8,6 +8,7 @@
 //! Axes: `tokens` are flat rows of all sequences of a batch, `hidden`, `n_heads`, `n_kv_heads`, `head_dim`, `vocab` are
 //! the model's; `rank` is the adapter's.
 
+mod allocator;
 pub mod attention;
 pub mod config;
 mod dequant;
@@ -113,6 +114,9 @@ impl Model {
                 setting: "dtype",
                 reason,
             });
+        }
+        if options.device == Device::Cpu {
+            allocator::keep_freed_memory();
         }
         let (config, mut weights) = weights::open(source)?;
         let llama = tch::no_grad(|| llama::Llama::load(&config, &mut weights, options))?;
