@@ -339,6 +339,8 @@ pub(crate) struct TrainerSection {
     pub(crate) negative_weight: f64,
     /// Added to the advantage of right episodes (reward 1), so that what the policy knows is held on to.
     pub(crate) success_weight: f64,
+    /// Trajectories whose advantage is nearer to 0 are left out: they cost as much as others and say little.
+    pub(crate) min_advantage: f64,
     /// Right episodes (reward 1) of each kind of scenario that a step trains on: what goes beyond is set aside, what is
     /// lacking comes from earlier steps. 0: the step's groups as they are.
     pub(crate) right_per_kind: usize,
@@ -346,6 +348,8 @@ pub(crate) struct TrainerSection {
     pub(crate) aggregation: AggregationName,
     /// Optimiser updates made with one step's groups.
     pub(crate) updates_per_batch: usize,
+    /// How often a step goes through its groups.
+    pub(crate) epochs_per_batch: usize,
     /// LoRA rank.
     pub(crate) rank: i64,
     /// LoRA alpha; the update is scaled by alpha / rank.
@@ -385,9 +389,11 @@ impl Default for TrainerSection {
             credit: CreditName::Episode,
             negative_weight: 1.0,
             success_weight: 0.0,
+            min_advantage: 0.0,
             right_per_kind: 0,
             aggregation: AggregationName::TokenMean,
             updates_per_batch: 1,
+            epochs_per_batch: 1,
             rank: 16,
             alpha: 32.0,
             max_grad_norm: 1.0,

@@ -7,6 +7,8 @@
 //! Successful episodes get `success_weight` on top, which adds their negative log-likelihood to the loss (VAPO,
 //! arXiv 2504.05118). It counts in groups that are all right too, and so holds on to what the policy knows already while
 //! it learns other kinds of scenario.
+//! What then has an absolute value below `min_advantage` is set to 0 and not trained on: a long episode that was a little
+//! better than the others costs as much as one that was right, and says little.
 
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +49,8 @@ pub struct AdvantageSettings {
     pub success_weight: f64,
     /// An episode with at least this reward is successful.
     pub success_reward: f64,
+    /// Advantages nearer to 0 than this are 0.
+    pub min_advantage: f64,
 }
 
 impl Default for AdvantageSettings {
@@ -58,6 +62,7 @@ impl Default for AdvantageSettings {
             negative_weight: 1.0,
             success_weight: 0.0,
             success_reward: 1.0,
+            min_advantage: 0.0,
         }
     }
 }
@@ -66,7 +71,7 @@ impl Default for AdvantageSettings {
 /// group unless its episodes are successful and that has a weight.
 pub fn group_advantages(rewards: &[f64], settings: AdvantageSettings) -> Option<Vec<f64>> {
     let (mean, scale) = mean_and_scale(rewards, settings.scale_rewards);
-    let advantage = |&reward: &f64| settings.weigh((reward - mean) / scale) + settings.of_success(reward);
+    let advantage = |&reward: &f64| settings.finish((reward - mean) / scale, reward);
     let advantages: Vec<f64> = rewards.iter().map(advantage).collect();
     advantages
         .iter()
@@ -99,7 +104,7 @@ pub fn branch_advantages(sequences: &[&[u32]], rewards: &[f64], settings: Advant
             } else {
                 (after - before) / scale
             };
-            advantages.push(settings.weigh(gain) + settings.of_success(reward));
+            advantages.push(settings.finish(gain, reward));
             before = after;
         }
         advantages
@@ -125,16 +130,12 @@ fn mean_and_scale(rewards: &[f64], scale_rewards: bool) -> (f64, f64) {
 }
 
 impl AdvantageSettings {
-    fn weigh(self, advantage: f64) -> f64 {
-        advantage * if advantage < 0.0 { self.negative_weight } else { 1.0 }
-    }
-
-    fn of_success(self, reward: f64) -> f64 {
-        if reward >= self.success_reward - EQUAL_REWARDS {
-            self.success_weight
-        } else {
-            0.0
-        }
+    /// The advantage that is trained with, from how much better than the others an episode did, and its reward.
+    fn finish(self, better_by: f64, reward: f64) -> f64 {
+        let weight = if better_by < 0.0 { self.negative_weight } else { 1.0 };
+        let successful = reward >= self.success_reward - EQUAL_REWARDS;
+        let advantage = weight * better_by + if successful { self.success_weight } else { 0.0 };
+        if advantage.abs() < self.min_advantage { 0.0 } else { advantage }
     }
 }
 
@@ -198,6 +199,21 @@ mod tests {
             ..settings
         };
         check(&[0.5, 0.5], lower, &[0.25, 0.25]);
+    }
+
+    #[test]
+    fn small_advantages_are_none() {
+        let settings = AdvantageSettings {
+            negative_weight: 0.0,
+            success_weight: 0.25,
+            min_advantage: 0.2,
+            ..grpo(false)
+        };
+        check(&[0.0, 0.15, 0.15, 1.0], settings, &[0.0, 0.0, 0.0, 0.925]);
+        assert_eq!(group_advantages(&[0.0, 0.15, 0.0], settings), None);
+        let sequences: [&[u32]; 2] = [&[1, 2], &[1, 3]];
+        let of_tokens = branch_advantages(&sequences, &[0.2, 0.0], settings);
+        assert_eq!(of_tokens, [[0.0, 0.0], [0.0, 0.0]]);
     }
 
     #[test]

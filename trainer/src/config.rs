@@ -78,6 +78,8 @@ pub struct RawTrainerConfig {
     pub success_weight: f64,
     /// See `success_weight`.
     pub success_reward: f64,
+    /// Trajectories whose advantage is nearer to 0 are left out; 0 or more.
+    pub min_advantage: f64,
     /// Mini-batches that a step is dealt into, each with its share of every group; one optimiser update each.
     pub updates_per_batch: usize,
     /// How often a step goes through its groups.
@@ -115,6 +117,7 @@ impl Default for RawTrainerConfig {
             negative_weight: 1.0,
             success_weight: 0.0,
             success_reward: 1.0,
+            min_advantage: 0.0,
             updates_per_batch: 1,
             epochs_per_batch: 1,
             micro_batch_tokens: 1024,
@@ -184,6 +187,12 @@ impl TryFrom<RawTrainerConfig> for TrainerConfig {
             raw.success_weight >= 0.0 && raw.success_weight.is_finite(),
             "it must be 0 or more",
         )?;
+        require(
+            "min_advantage",
+            raw.min_advantage,
+            raw.min_advantage >= 0.0 && raw.min_advantage.is_finite(),
+            "it must be 0 or more",
+        )?;
         positive("aggregation_constant", raw.aggregation_constant)?;
         at_least_one("updates_per_batch", raw.updates_per_batch)?;
         at_least_one("epochs_per_batch", raw.epochs_per_batch)?;
@@ -227,6 +236,7 @@ impl TryFrom<RawTrainerConfig> for TrainerConfig {
                 negative_weight: raw.negative_weight,
                 success_weight: raw.success_weight,
                 success_reward: raw.success_reward,
+                min_advantage: raw.min_advantage,
             },
             updates_per_batch: raw.updates_per_batch,
             epochs_per_batch: raw.epochs_per_batch,

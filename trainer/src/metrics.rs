@@ -22,7 +22,8 @@ pub enum LeftOut {
     MissingBehaviourLogprobs,
     /// Trajectory: longer than the limit.
     TooLong,
-    /// Trajectory: its advantage is 0, since its reward is the group's mean, or below it where worse episodes have no weight.
+    /// Trajectory: its advantage is 0, since its reward is the group's mean or too near to it, or below it where worse
+    /// episodes have no weight.
     ZeroAdvantage,
 }
 

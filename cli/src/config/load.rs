@@ -77,6 +77,7 @@ impl RunConfig {
         positive("trainer.rank", self.trainer.rank as f64)?;
         positive("trainer.alpha", self.trainer.alpha)?;
         positive("trainer.updates_per_batch", self.trainer.updates_per_batch as f64)?;
+        positive("trainer.epochs_per_batch", self.trainer.epochs_per_batch as f64)?;
         positive("trainer.micro_batch_tokens", self.trainer.micro_batch_tokens as f64)?;
         if self.trainer.group_size < 2 {
             return Err(UsageError::new(format!(

@@ -38,11 +38,13 @@ impl TrainerSection {
             },
             negative_weight: self.negative_weight,
             success_weight: self.success_weight,
+            min_advantage: self.min_advantage,
             aggregation: match self.aggregation {
                 AggregationName::TokenMean => trainer::config::AggregationName::TokenMean,
                 AggregationName::SequenceMean => trainer::config::AggregationName::SequenceMean,
             },
             updates_per_batch: self.updates_per_batch,
+            epochs_per_batch: self.epochs_per_batch,
             micro_batch_tokens: self.micro_batch_tokens,
             ..RawTrainerConfig::default()
         };

@@ -4,7 +4,8 @@
 //! the second, and learning from them as they come teaches it to treat every question like the first. So a step takes
 //! about as many right episodes of each kind: of a kind with more, the groups in which few were right go first, since they
 //! say most; of a kind with fewer, groups of earlier steps are played again, the newest first. Their importance ratios
-//! are those of the policy that sampled them, so the loss's clip bounds hold for them as for any other.
+//! are those of the policy that sampled them: where the policy has since unlearnt a token, the ratio is near 0 and takes the
+//! token's gradient with it, so the loss `cispo` with `clip_low = 0`, a ratio of at least 1, is what brings a kind back.
 
 use std::collections::{BTreeMap, HashMap};
 

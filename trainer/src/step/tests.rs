@@ -449,3 +449,23 @@ fn an_unknown_token_is_named() {
         "{error}"
     );
 }
+
+#[test]
+fn every_mini_batch_has_its_share_of_every_group() {
+    let trajectories: Vec<Trajectory> = (0..7).map(|at| trajectory(&[1, 2, 3 + at], &[2], &[0.0])).collect();
+    // Two groups: the first four trajectories, and the other three.
+    let dealt = |n: usize| -> Vec<Vec<u32>> {
+        let weighted = trajectories.iter().map(|trajectory| Weighted {
+            trajectory,
+            advantage: 1.0.into(),
+        });
+        let last_token = |weighted: &Weighted| weighted.trajectory.token_ids[2] - 3;
+        deal(weighted, n)
+            .iter()
+            .map(|mini_batch| mini_batch.iter().map(last_token).collect())
+            .collect()
+    };
+    assert_eq!(dealt(1), [[0, 1, 2, 3, 4, 5, 6]]);
+    assert_eq!(dealt(2), [vec![0, 2, 4, 6], vec![1, 3, 5]]);
+    assert_eq!(dealt(9).len(), 7);
+}
