@@ -213,9 +213,7 @@ fn the_weather_tools_are_served_over_stdio_until_the_client_hangs_up() {
     let folder = tempfile::tempdir().unwrap();
     let mut server = Server::start(folder.path(), &["env", "nws", "--stand-in", "1"]);
     let mut input = server.child.stdin.take().unwrap();
-    let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
-        "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}});
-    writeln!(input, "{hello}").unwrap();
+    writeln!(input, "{}", initialize()).unwrap();
     let answer: Value = serde_json::from_str(&server.line()).unwrap();
     assert_eq!(answer["id"], 1, "standard output holds the protocol and nothing else");
     writeln!(
@@ -239,12 +237,63 @@ fn the_weather_tools_are_served_over_http() {
         &["env", "nws", "--stand-in", "1", "--listen", "127.0.0.1:0"],
     );
     let address = server.line();
-    assert!(
-        address.starts_with("http://127.0.0.1:") && address.ends_with("/mcp"),
-        "{address}"
+    let host = address
+        .strip_prefix("http://")
+        .and_then(|rest| rest.strip_suffix("/mcp"))
+        .unwrap_or_else(|| panic!("{address}"));
+    let (head, hello) = post(host, host, "", &initialize());
+    assert_eq!(hello["id"], 1, "{head}");
+    let session = head
+        .lines()
+        .find_map(|line| line.strip_prefix("mcp-session-id: "))
+        .unwrap_or_else(|| panic!("{head}"));
+    let session = format!("mcp-session-id: {session}\r\nmcp-protocol-version: 2025-06-18\r\n");
+    let (head, _) = post(
+        host,
+        host,
+        &session,
+        &json!({"jsonrpc": "2.0", "method": "notifications/initialized"}),
     );
+    assert!(head.starts_with("HTTP/1.1 202"), "{head}");
+    let call = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
+        "name": "get_forecast", "arguments": {"latitude": 42.36, "longitude": -71.06, "period": "Today"}}});
+    let (head, answer) = post(host, host, &session, &call);
+    let text = answer["result"]["content"][0]["text"].as_str();
+    assert!(text.is_some_and(|text| text.starts_with("Today: ")), "{head} {answer}");
+    assert!(answer["result"]["structuredContent"].is_object(), "{answer}");
+
+    // Nobody gets in by a name that resolves to loopback, and nobody into a session that doesn't exist.
+    let (head, _) = post(host, "evil.example", "", &initialize());
+    assert!(head.starts_with("HTTP/1.1 403"), "{head}");
+    let (head, _) = post(host, host, "mcp-session-id: none\r\n", &call);
+    assert!(head.starts_with("HTTP/1.1 404"), "{head}");
     server.terminate();
-    assert_eq!(server.ended(), Some(0));
+    assert_eq!(server.ended(), Some(0), "an open session doesn't keep it");
+}
+
+fn initialize() -> Value {
+    json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}})
+}
+
+/// Sends an MCP message; the response's head, and the last message of its event stream (null without one).
+fn post(address: &str, host: &str, headers: &str, message: &Value) -> (String, Value) {
+    let body = message.to_string();
+    let mut connection = std::net::TcpStream::connect(address).unwrap();
+    write!(
+        connection,
+        "POST /mcp HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         accept: application/json, text/event-stream\r\ncontent-length: {}\r\n{headers}\r\n{body}",
+        body.len(),
+    )
+    .unwrap();
+    let response = std::io::read_to_string(connection).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    let data = body.lines().filter_map(|line| line.strip_prefix("data: {"));
+    let last = data
+        .last()
+        .map(|rest| serde_json::from_str(&format!("{{{}", rest.trim())).unwrap());
+    (head.to_owned(), last.unwrap_or_default())
 }
 
 #[test]

@@ -135,7 +135,11 @@ impl AdvantageSettings {
         let weight = if better_by < 0.0 { self.negative_weight } else { 1.0 };
         let successful = reward >= self.success_reward - EQUAL_REWARDS;
         let advantage = weight * better_by + if successful { self.success_weight } else { 0.0 };
-        if advantage.abs() < self.min_advantage { 0.0 } else { advantage }
+        if advantage.abs() < self.min_advantage {
+            0.0
+        } else {
+            advantage
+        }
     }
 }
 
