@@ -6,8 +6,7 @@ use std::sync::Once;
 /// Keeps freed memory for the next pass instead of handing it to the kernel, which would clear each page anew: libtorch
 /// allocates and frees the activations of every layer, and by default glibc maps each of them separately. The peak is
 /// the same; what a pass no longer needs stays resident. Settings that the user made by `MALLOC_…_` win.
-///
-/// `cargo bench -p trainer --bench step` shows the difference. Allocators other than glibc's stay as they are.
+/// Allocators other than glibc's stay as they are.
 pub(super) fn keep_freed_memory() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
