@@ -2,6 +2,7 @@
 //!
 //! In the order data meets them:
 //! - [`model`]: the weights and the forward pass, shared by engine and trainer so that their logprobs agree;
+//! - `kernels`: the loops of a forward pass on the CPU in float32, where libtorch's are slow;
 //! - [`adapter`]: the directory that an adapter is published in, PEFT's layout;
 //! - [`chat`]: messages ↔ token ids;
 //! - [`engine`]: continuous batching on one thread that owns every tensor;
@@ -21,6 +22,8 @@ pub mod chat;
 #[cfg(feature = "torch")]
 pub mod engine;
 pub mod error;
+#[cfg(feature = "torch")]
+mod kernels;
 #[cfg(feature = "torch")]
 pub mod model;
 pub mod server;

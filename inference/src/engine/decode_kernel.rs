@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::block_pool::{BLOCK_SIZE, BlockId};
-use super::vector_math::{InstructionSet, Kernel, Lanes, dispatch, exp_lanes, largest_lane};
+use crate::kernels::vector_math::{InstructionSet, Kernel, Lanes, dispatch, exp_lanes, largest_lane};
 
 /// One layer's keys or values.
 #[derive(Clone, Copy)]

@@ -10,9 +10,9 @@ use super::attention::{Heads, Segment};
 use super::decode_kernel::{PagedRows, Piece, answer_len, attend, merge};
 use super::gathered_attention::Run;
 use super::kv_cache::{KvCache, slot};
-use super::team::Team;
-use super::tensor_view::{Rows, RowsMut};
-use super::vector_math::InstructionSet;
+use crate::kernels::team::Team;
+use crate::kernels::tensor_view::{Rows, RowsMut};
+use crate::kernels::vector_math::InstructionSet;
 use crate::model::Attention;
 
 /// Runs of up to this many rows are attended to row by row. Well above the steps of a rollout: when libtorch's threads have worked, they

@@ -17,16 +17,10 @@ mod error;
 mod gathered_attention;
 mod handle;
 mod kv_cache;
-mod pool;
 mod request;
 mod sampler;
 mod scheduler;
-pub(crate) mod small_matmul;
-pub(crate) mod small_ops;
 mod step;
-mod team;
-mod tensor_view;
-mod vector_math;
 mod worker;
 
 #[cfg(test)]

@@ -7,8 +7,8 @@
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
 
-use super::vector_math::{exp_sums, largest};
 use super::{SampledToken, SamplingParams};
+use crate::kernels::vector_math::{exp_sums, largest};
 
 /// Values summed together in f32 before they go into an f64.
 const CHUNK: usize = 256;

@@ -10,10 +10,10 @@ use tch::{Device, Kind, Tensor};
 use super::attention::{Heads, Segment, StepAttention};
 use super::sampler::{NotFinite, Sampler};
 use super::scheduler::{SequenceId, StepItem};
-use super::team::{Team, with_pool};
-use super::tensor_view::Rows;
 use super::worker::{ActiveRequest, Worker};
 use super::{FinishReason, GenerateEvent, SampledToken};
+use crate::kernels::team::{Team, with_pool};
+use crate::kernels::tensor_view::Rows;
 use crate::model::{AdapterRows, FusedLora};
 
 impl Worker {

@@ -13,10 +13,10 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::block_pool::BLOCK_SIZE;
 use super::handle::{LoadedAdapter, Message, Shared};
 use super::kv_cache::KvCache;
-use super::pool::Pool;
 use super::sampler::Sampler;
 use super::scheduler::{PromptCounts, Scheduler, SchedulerLimits, SequenceId};
 use super::{EngineConfig, EngineError, FinishReason, GenerateEvent, GenerateRequest};
+use crate::kernels::pool::Pool;
 use crate::model::{FusedLora, Model};
 
 /// The thread's state.

@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use crate::engine::small_matmul;
+use crate::kernels::linear::{add_linear, linear};
 
 /// The low-rank update of one fused linear layer: `x · down · up`, with the scale alpha / rank in `up`.
 #[derive(Debug)]
@@ -16,8 +16,8 @@ pub(super) struct LowRank {
 impl LowRank {
     /// Adds the update of `input` `[rows, in]` to `output` `[rows, out]` in place. Differentiable.
     pub(super) fn add_to(&self, output: &mut Tensor, input: &Tensor) {
-        let narrow = small_matmul::linear(input, &self.down, None).unwrap_or_else(|| input.mm(&self.down));
-        if !small_matmul::add_linear(output, &narrow, &self.up) {
+        let narrow = linear(input, &self.down, None).unwrap_or_else(|| input.mm(&self.down));
+        if !add_linear(output, &narrow, &self.up) {
             let _ = output.addmm_(&narrow, &self.up);
         }
     }

@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::config::{ModelConfig, RopeScaling};
 use super::fused_lora::{AdapterRows, FusedPart};
-use crate::engine::{small_matmul, small_ops};
+use crate::kernels::{linear, row_ops};
 
 /// A linear map without bias, several of Hugging Face's stacked where they read the same input.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Linear {
 
     /// `[tokens, in]` → `[tokens, out]`, plus `residual` where there is one.
     pub(super) fn apply(&self, input: &Tensor, residual: Option<&Tensor>) -> Tensor {
-        if let Some(output) = small_matmul::linear(input, &self.transposed, residual) {
+        if let Some(output) = linear::linear(input, &self.transposed, residual) {
             return output;
         }
         match residual {
@@ -91,7 +91,7 @@ impl RmsNorm {
     /// `[tokens, hidden]` → the same shape and kind.
     pub(super) fn apply(&self, input: &Tensor) -> Tensor {
         let kind = input.kind();
-        if let Some(output) = small_ops::rms_norm(input, &self.weight, self.eps) {
+        if let Some(output) = row_ops::rms_norm(input, &self.weight, self.eps) {
             return output;
         }
         if kind == Kind::Float {
@@ -157,7 +157,7 @@ pub(super) struct Rotation {
 impl Rotation {
     /// Turns `[tokens, heads, head_dim]`.
     pub(super) fn apply(&self, heads: &Tensor) -> Tensor {
-        small_ops::rotate(heads, &self.cos, &self.sin)
+        row_ops::rotate(heads, &self.cos, &self.sin)
             .unwrap_or_else(|| (heads * &self.cos).addcmul(&heads.roll([self.half], [2]), &self.sin))
     }
 }
@@ -194,7 +194,7 @@ fn inverse_frequencies(config: &ModelConfig) -> Vec<f64> {
 
 /// `silu(gate) · up` of the fused `[tokens, 2 · intermediate]` → `[tokens, intermediate]`.
 pub(super) fn gated_silu(gate_up: &Tensor) -> Tensor {
-    if let Some(output) = small_ops::gated_silu(gate_up) {
+    if let Some(output) = row_ops::gated_silu(gate_up) {
         return output;
     }
     let intermediate = gate_up.size()[1] / 2;

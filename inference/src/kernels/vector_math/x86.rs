@@ -6,11 +6,11 @@ use super::Lanes;
 
 /// 16 lanes of AVX-512.
 #[derive(Clone, Copy)]
-pub(in crate::engine) struct Avx512(__m512);
+pub(crate) struct Avx512(__m512);
 
 /// 8 lanes of AVX2 with fused multiply-add.
 #[derive(Clone, Copy)]
-pub(in crate::engine) struct Avx2(__m256);
+pub(crate) struct Avx2(__m256);
 
 // SAFETY, for every block below: values of these types arise only inside `dispatch`, which has found the
 // instruction set; loads and stores go through slices cut to the register's length.

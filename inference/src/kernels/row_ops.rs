@@ -5,7 +5,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::small_matmul::is_ours;
+use super::linear::is_ours;
 use super::tensor_view::{Rows, RowsMut};
 use super::vector_math::{InstructionSet, Kernel, Lanes, dispatch};
 
@@ -14,7 +14,7 @@ const WIDEST: usize = 16;
 
 /// `input / sqrt(mean(input²) + eps) · weight` row by row; `input` is `[rows, hidden]`, `weight` `[hidden]`.
 pub(crate) fn rms_norm(input: &Tensor, weight: &Tensor, eps: f64) -> Option<Tensor> {
-    let rows = small_rows(input)?;
+    let rows = our_rows(input)?;
     let weight = weight.unsqueeze(0);
     let weight = Rows::of(&weight)?.row(0);
     if !rows.len().is_multiple_of(WIDEST) || weight.len() != rows.len() {
@@ -66,7 +66,7 @@ impl Kernel for RmsNorm<'_> {
 /// may be part of wider rows; `cos` and `sin` are `[rows, 1, head_dim]`.
 pub(crate) fn rotate(heads: &Tensor, cos: &Tensor, sin: &Tensor) -> Option<Tensor> {
     let (_, n_heads, head_dim) = heads.size3().ok()?;
-    let rows = small_rows(heads)?;
+    let rows = our_rows(heads)?;
     let (cos, sin) = (Rows::of(cos)?, Rows::of(sin)?);
     let shape = (rows.n(), head_dim as usize);
     if !shape.1.is_multiple_of(2 * WIDEST) || (cos.n(), cos.len()) != shape || (sin.n(), sin.len()) != shape {
@@ -116,7 +116,7 @@ impl Kernel for Rotate<'_> {
 
 /// `silu(gate) · up` of `[rows, 2 · width]`, gate first, → `[rows, width]`.
 pub(crate) fn gated_silu(gate_up: &Tensor) -> Option<Tensor> {
-    let rows = small_rows(gate_up)?;
+    let rows = our_rows(gate_up)?;
     if !rows.len().is_multiple_of(2 * WIDEST) {
         return None;
     }
@@ -153,7 +153,7 @@ impl Kernel for GatedSilu<'_> {
 }
 
 /// The rows of a tensor that these functions take.
-fn small_rows(input: &Tensor) -> Option<Rows<'_>> {
+fn our_rows(input: &Tensor) -> Option<Rows<'_>> {
     if !is_ours(input.size()[0]) || input.requires_grad() {
         return None;
     }

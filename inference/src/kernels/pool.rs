@@ -19,9 +19,9 @@ use std::thread::{self, JoinHandle, Thread};
 const SPINS: usize = 4000;
 
 /// A function to call on several threads at once.
-pub(super) struct Job {
-    pub(super) entry: extern "C" fn(*mut c_void),
-    pub(super) data: *mut c_void,
+pub(crate) struct Job {
+    pub(crate) entry: extern "C" fn(*mut c_void),
+    pub(crate) data: *mut c_void,
 }
 
 #[derive(Default)]
@@ -42,14 +42,14 @@ struct Helper {
 }
 
 /// A number of helpers. Dropping it ends them.
-pub(super) struct Pool {
+pub(crate) struct Pool {
     shared: Arc<Shared>,
     helpers: Vec<Helper>,
 }
 
 impl Pool {
     /// Starts the helpers, asleep.
-    pub(super) fn new(n_helpers: usize) -> io::Result<Self> {
+    pub(crate) fn new(n_helpers: usize) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let mut helpers = Vec::with_capacity(n_helpers);
         for index in 0..n_helpers {
@@ -68,7 +68,7 @@ impl Pool {
     }
 
     /// How many threads there are beside the caller's.
-    pub(super) fn n_helpers(&self) -> usize {
+    pub(crate) fn n_helpers(&self) -> usize {
         self.helpers.len()
     }
 
@@ -77,7 +77,7 @@ impl Pool {
     ///
     /// # Safety
     /// The job's function may be called with its data from several threads at once while this call lasts.
-    pub(super) unsafe fn run(&self, job: &Job) {
+    pub(crate) unsafe fn run(&self, job: &Job) {
         let shared = &self.shared;
         shared.job.store(ptr::from_ref(job).cast_mut(), SeqCst);
         shared.n_jobs.fetch_add(1, SeqCst);

@@ -8,7 +8,7 @@ use std::ops::Range;
 use tch::{Device, Kind, Tensor};
 
 /// Rows of f32 in a CPU tensor; the elements of a row lie side by side, the rows need not.
-pub(super) struct Rows<'a> {
+pub(crate) struct Rows<'a> {
     floats: &'a [f32],
     stride: usize,
     len: usize,
@@ -17,7 +17,7 @@ pub(super) struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     /// Views `tensor` `[n, …]` as `n` rows. None where it is not float32 on the CPU, or a row's elements lie apart.
-    pub(super) fn of(tensor: &'a Tensor) -> Option<Self> {
+    pub(crate) fn of(tensor: &'a Tensor) -> Option<Self> {
         let (floats, shape) = parts(tensor)?;
         // SAFETY: the tensor lives as long as the view, and nothing writes to a forward pass's inputs while they are read.
         let floats = unsafe { std::slice::from_raw_parts(floats, shape.extent()) };
@@ -30,34 +30,34 @@ impl<'a> Rows<'a> {
     }
 
     /// How many rows.
-    pub(super) fn n(&self) -> usize {
+    pub(crate) fn n(&self) -> usize {
         self.n
     }
 
     /// Elements of a row.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Elements from a row's first to the next row's first.
-    pub(super) fn stride(&self) -> usize {
+    pub(crate) fn stride(&self) -> usize {
         self.stride
     }
 
     /// A row.
     #[inline]
-    pub(super) fn row(&self, index: usize) -> &'a [f32] {
+    pub(crate) fn row(&self, index: usize) -> &'a [f32] {
         &self.floats[index * self.stride..][..self.len]
     }
 
     /// All floats from the first row's first to the last row's last.
-    pub(super) fn floats(&self) -> &'a [f32] {
+    pub(crate) fn floats(&self) -> &'a [f32] {
         self.floats
     }
 }
 
 /// [`Rows`] that can be written to.
-pub(super) struct RowsMut<'a> {
+pub(crate) struct RowsMut<'a> {
     floats: &'a mut [f32],
     shape: Shape,
     tensor: PhantomData<&'a mut Tensor>,
@@ -65,7 +65,7 @@ pub(super) struct RowsMut<'a> {
 
 impl<'a> RowsMut<'a> {
     /// As [`Rows::of`]. The tensor must share its memory with no other in use.
-    pub(super) fn of(tensor: &'a mut Tensor) -> Option<Self> {
+    pub(crate) fn of(tensor: &'a mut Tensor) -> Option<Self> {
         let (floats, shape) = parts(tensor)?;
         // SAFETY: the tensor is borrowed mutably, and the engine's thread alone holds the KV cache and its outputs.
         let floats = unsafe { std::slice::from_raw_parts_mut(floats, shape.extent()) };
@@ -77,18 +77,18 @@ impl<'a> RowsMut<'a> {
     }
 
     /// A row.
-    pub(super) fn row_mut(&mut self, index: usize) -> &mut [f32] {
+    pub(crate) fn row_mut(&mut self, index: usize) -> &mut [f32] {
         &mut self.floats[index * self.shape.stride..][..self.shape.len]
     }
 
     /// All floats from the first row's first to the last row's last.
-    pub(super) fn floats_mut(&mut self) -> &mut [f32] {
+    pub(crate) fn floats_mut(&mut self) -> &mut [f32] {
         self.floats
     }
 }
 
 /// A run of columns of [`RowsMut`], for one thread.
-pub(super) struct Columns<'a> {
+pub(crate) struct Columns<'a> {
     first: *mut f32,
     /// Elements between a column's rows.
     stride: usize,
@@ -102,7 +102,7 @@ unsafe impl Send for Columns<'_> {}
 
 impl<'a> RowsMut<'a> {
     /// Cuts the rows into runs of columns, so many each; the last has what is left.
-    pub(super) fn split_columns(self, n_columns: usize) -> Vec<Columns<'a>> {
+    pub(crate) fn split_columns(self, n_columns: usize) -> Vec<Columns<'a>> {
         let Shape { stride, len, n } = self.shape;
         let first = self.floats.as_mut_ptr();
         (0..len)
@@ -123,13 +123,13 @@ impl<'a> RowsMut<'a> {
 
 impl Columns<'_> {
     /// The columns' place in their rows.
-    pub(super) fn range(&self) -> Range<usize> {
+    pub(crate) fn range(&self) -> Range<usize> {
         self.columns.clone()
     }
 
     /// The run's part of a row, mutably.
     #[inline]
-    pub(super) fn row_mut(&mut self, index: usize) -> &mut [f32] {
+    pub(crate) fn row_mut(&mut self, index: usize) -> &mut [f32] {
         assert!(index < self.n_rows);
         // SAFETY: the row exists, `columns` lies within it, and the runs of a split do not overlap.
         unsafe {

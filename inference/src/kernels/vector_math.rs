@@ -9,7 +9,7 @@
 )]
 
 /// A register of f32.
-pub(super) trait Lanes: Copy {
+pub(crate) trait Lanes: Copy {
     /// How many.
     const N: usize;
     /// All lanes `value`.
@@ -63,7 +63,7 @@ pub(super) trait Lanes: Copy {
 
 /// The portable register: what the compiler makes of eight floats.
 #[derive(Clone, Copy)]
-pub(super) struct Portable([f32; 8]);
+pub(crate) struct Portable([f32; 8]);
 
 impl Portable {
     #[inline(always)]
@@ -129,17 +129,17 @@ impl Lanes for Portable {
 mod x86;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2, Avx512};
+pub(crate) use x86::{Avx2, Avx512};
 
 /// [`prefetch`] into every cache: for what is used next.
-pub(super) const NEAR: i32 = 3;
+pub(crate) const NEAR: i32 = 3;
 /// [`prefetch`] into the second-level cache: for what is used later.
-pub(super) const FAR: i32 = 2;
+pub(crate) const FAR: i32 = 2;
 
 /// Asks for the cache line of `floats[index]` ahead of its use, [`NEAR`] or [`FAR`]. An index past the end asks for nothing useful and
 /// harms nothing.
 #[inline(always)]
-pub(super) fn prefetch<const HINT: i32>(floats: &[f32], index: usize) {
+pub(crate) fn prefetch<const HINT: i32>(floats: &[f32], index: usize) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch reads nothing that the program can see and ignores addresses that are not mapped.
     unsafe {
@@ -150,7 +150,7 @@ pub(super) fn prefetch<const HINT: i32>(floats: &[f32], index: usize) {
 }
 
 /// A loop that [`dispatch`] compiles for each instruction set. `run` must be `#[inline(always)]`.
-pub(super) trait Kernel {
+pub(crate) trait Kernel {
     /// What it answers.
     type Output;
     /// The loop.
@@ -159,7 +159,7 @@ pub(super) trait Kernel {
 
 /// An instruction set that this processor has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum InstructionSet {
+pub(crate) enum InstructionSet {
     /// AVX-512 (foundation).
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -173,7 +173,7 @@ pub(super) enum InstructionSet {
 impl InstructionSet {
     /// Those that can run here, best first.
     #[cfg(test)]
-    pub(super) fn available() -> Vec<Self> {
+    pub(crate) fn available() -> Vec<Self> {
         let mut sets = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
@@ -188,9 +188,20 @@ impl InstructionSet {
         sets
     }
 
+    /// Floats of a register.
+    pub(crate) fn lanes(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => Avx512::N,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => Avx2::N,
+            Self::Portable => Portable::N,
+        }
+    }
+
     /// The best one.
     #[inline]
-    pub(super) fn best() -> Self {
+    pub(crate) fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx512f") {
@@ -206,7 +217,7 @@ impl InstructionSet {
 
 /// Runs a loop with an instruction set, which this processor must have.
 #[inline]
-pub(super) fn dispatch<K: Kernel>(set: InstructionSet, kernel: K) -> K::Output {
+pub(crate) fn dispatch<K: Kernel>(set: InstructionSet, kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx512f,avx2,fma")]
@@ -230,7 +241,7 @@ pub(super) fn dispatch<K: Kernel>(set: InstructionSet, kernel: K) -> K::Output {
 }
 
 /// Largest of a slice; negative infinity of an empty one. NaNs are passed over.
-pub(super) fn largest(values: &[f32]) -> f32 {
+pub(crate) fn largest(values: &[f32]) -> f32 {
     struct Largest<'a>(&'a [f32]);
     impl Kernel for Largest<'_> {
         type Output = f32;
@@ -244,7 +255,7 @@ pub(super) fn largest(values: &[f32]) -> f32 {
 
 /// [`largest`] within a [`Kernel`].
 #[inline(always)]
-pub(super) fn largest_lane<V: Lanes>(values: &[f32]) -> f32 {
+pub(crate) fn largest_lane<V: Lanes>(values: &[f32]) -> f32 {
     let chunks = values.chunks_exact(V::N);
     let rest = chunks.remainder();
     let mut best = V::splat(f32::NEG_INFINITY);
@@ -270,7 +281,7 @@ fn exp_in_place(values: &mut [f32], shift: f32, scale: f32) -> f32 {
 
 /// Replaces each value by e^((value - shift) * scale) and returns the sum. `shift` is at least the largest value and `scale` positive.
 #[inline(always)]
-pub(super) fn exp_lanes<V: Lanes>(values: &mut [f32], shift: f32, scale: f32) -> f32 {
+pub(crate) fn exp_lanes<V: Lanes>(values: &mut [f32], shift: f32, scale: f32) -> f32 {
     let (shift_lanes, scale_lanes) = (V::splat(shift), V::splat(scale));
     let mut sum = V::splat(0.0);
     let mut chunks = values.chunks_exact_mut(V::N);
@@ -300,7 +311,7 @@ pub(super) fn exp_lanes<V: Lanes>(values: &mut [f32], shift: f32, scale: f32) ->
 }
 
 /// The sum of e^((value - shift) * scale) over each `chunk` values, appended to `sums`.
-pub(super) fn exp_sums(values: &[f32], shift: f32, scale: f32, chunk: usize, sums: &mut Vec<f32>) {
+pub(crate) fn exp_sums(values: &[f32], shift: f32, scale: f32, chunk: usize, sums: &mut Vec<f32>) {
     struct ExpSums<'a>(&'a [f32], f32, f32, usize, &'a mut Vec<f32>);
     impl Kernel for ExpSums<'_> {
         type Output = ();

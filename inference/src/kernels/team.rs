@@ -25,7 +25,7 @@ thread_local! {
 
 /// Threads that work for the calling one.
 #[derive(Clone)]
-pub(super) enum Team {
+pub(crate) enum Team {
     /// The engine's own.
     Pool(Arc<Pool>),
     /// OpenMP's, and how many.
@@ -36,7 +36,7 @@ pub(super) enum Team {
 
 impl Team {
     /// The pool while [`with_pool`] runs, else a team as large as libtorch's.
-    pub(super) fn current() -> Self {
+    pub(crate) fn current() -> Self {
         static FORK: OnceLock<Option<Fork>> = OnceLock::new();
         if let Some(pool) = CURRENT_POOL.with_borrow(Clone::clone) {
             return Self::Pool(pool);
@@ -49,12 +49,12 @@ impl Team {
     }
 
     /// Whether [`with_pool`] runs on this thread.
-    pub(super) fn has_pool() -> bool {
+    pub(crate) fn has_pool() -> bool {
         CURRENT_POOL.with_borrow(Option::is_some)
     }
 
     /// How many threads work at once.
-    pub(super) fn n_threads(&self) -> usize {
+    pub(crate) fn n_threads(&self) -> usize {
         match self {
             Self::Pool(pool) => pool.n_helpers() + 1,
             Self::OpenMp(_, n_threads) => *n_threads,
@@ -63,7 +63,7 @@ impl Team {
     }
 
     /// Calls `work` once for each part, several at a time. A panic goes on in the caller.
-    pub(super) fn run<T: Send>(&self, parts: &mut [T], work: impl Fn(&mut T) + Sync) {
+    pub(crate) fn run<T: Send>(&self, parts: &mut [T], work: impl Fn(&mut T) + Sync) {
         if parts.len() < 2 || self.n_threads() < 2 {
             parts.iter_mut().for_each(work);
             return;
@@ -92,7 +92,7 @@ impl Team {
 }
 
 /// Makes `pool` this thread's [`Team::current`] while `work` runs.
-pub(super) fn with_pool<T>(pool: &Arc<Pool>, work: impl FnOnce() -> T) -> T {
+pub(crate) fn with_pool<T>(pool: &Arc<Pool>, work: impl FnOnce() -> T) -> T {
     struct Reset;
     impl Drop for Reset {
         fn drop(&mut self) {
