@@ -305,7 +305,7 @@ pub(crate) enum ScheduleName {
     /// It stays.
     #[default]
     Constant,
-    /// It falls linearly from the first step, to reach 0 after the last of `steps`.
+    /// It falls linearly from the first step, to reach 0 after the last of `steps`, or after the last that the run's time limit allows.
     Linear,
 }
 

@@ -107,6 +107,14 @@ impl Trainer {
         self.grpo_steps = 0;
     }
 
+    /// Lets a learning rate that falls over the run reach 0 at the end of GRPO step `n_steps`, counted as the schedule counts; for a run
+    /// that learns on the way how many steps its time allows. A constant rate stays constant.
+    pub fn plan_steps(&mut self, n_steps: u64) {
+        if self.config.schedule.decay_steps > 0 {
+            self.config.schedule.decay_steps = n_steps.max(1);
+        }
+    }
+
     /// Forgets the optimiser's state, which belongs to another adapter.
     fn reset_optimizer(&mut self) {
         self.optimizer = AdamW::new(self.config.adam);

@@ -205,13 +205,15 @@ impl<'a> Run<'a> {
         let first = self.state.step;
         while self.state.step < config.trainer.steps {
             let step = self.state.step + 1;
-            if self.out_of_time(begun, self.state.step - first) {
+            let planned = self.planned_steps(begun, self.state.step - first);
+            if planned < step {
                 line(format!(
                     "time limit   GRPO ends after {} of {} steps",
                     self.state.step, config.trainer.steps
                 ));
                 break;
             }
+            self.trainer.plan_steps(planned as u64);
             let done = grpo::grpo_step(
                 self.world,
                 &mut self.trainer,
@@ -246,19 +248,22 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Would another step leave too little time for the last evaluation?
-    fn out_of_time(&self, begun: Instant, steps: usize) -> bool {
+    /// The step at which GRPO ends: the configured last one, or the last that leaves time for an evaluation; as far as can be told
+    /// from the `done` steps since `begun`.
+    fn planned_steps(&self, begun: Instant, done: usize) -> usize {
+        let configured = self.world.config.trainer.steps;
         let limit = 60.0 * self.world.config.run.time_limit_minutes;
-        if limit <= 0.0 || steps == 0 {
-            return false;
+        if limit <= 0.0 || done == 0 {
+            return configured;
         }
-        let step = begun.elapsed().as_secs_f64() / steps as f64;
+        let step = begun.elapsed().as_secs_f64() / done as f64;
         let evaluation = self
             .state
             .warm_start
             .as_ref()
             .map_or(60.0, |evaluation| evaluation.seconds);
-        self.seconds() + step + 1.2 * evaluation > limit
+        let left = limit - self.seconds() - 1.2 * evaluation;
+        configured.min(self.state.step + (left / step).max(0.0) as usize)
     }
 
     /// Adapter directory → checkpoint → hot swap. After a crash in between, the checkpoint's version is published again.

@@ -405,6 +405,23 @@ fn the_learning_rate_falls_and_its_schedule_can_begin_anew() {
 }
 
 #[test]
+fn a_falling_rate_reaches_0_at_the_planned_step_and_a_constant_one_stays() {
+    for (decay_steps, expected) in [(4, [1e-3, 5e-4, 0.0]), (0, [1e-3; 3])] {
+        let mut trainer = tiny_trainer(crate::RawTrainerConfig {
+            learning_rate: 1e-3,
+            decay_steps,
+            ..raw_config()
+        });
+        let rates = [4, 2, 2].map(|n_steps| {
+            trainer.plan_steps(n_steps);
+            let groups = [on_policy_group(&trainer, &[(1.0, GOOD), (0.0, BAD)])];
+            trainer.grpo_step(&groups, PolicyVersion(1)).unwrap().learning_rate
+        });
+        assert_eq!(rates, expected);
+    }
+}
+
+#[test]
 fn an_interrupt_ends_a_step_before_its_update() {
     let mut trainer = tiny_trainer(raw_config());
     let groups = [on_policy_group(&trainer, &[(1.0, GOOD), (0.0, BAD)])];
