@@ -227,6 +227,18 @@ pub(crate) struct RolloutSection {
     pub(crate) max_tokens: u32,
     /// Sampling temperature of training episodes. 1 is the policy itself, which GRPO's formulas assume.
     pub(crate) temperature: f64,
+    /// Temperature of the last episode of each group; those before it are spread evenly between `temperature` and this. A group of a
+    /// policy that is sure of a wrong answer then still tries others. Without it all have `temperature`.
+    pub(crate) exploration_temperature: Option<f64>,
+}
+
+impl RolloutSection {
+    /// The sampling temperature of a group's episode `member`, from 0.
+    pub(crate) fn temperature_of(&self, member: usize, group_size: usize) -> f64 {
+        let share = member as f64 / group_size.saturating_sub(1).max(1) as f64;
+        let highest = self.exploration_temperature.unwrap_or(self.temperature);
+        self.temperature + share * (highest - self.temperature)
+    }
 }
 
 /// 32 episodes at a time fill the engine's batch while some of them wait for tools; 96 tokens are twice the longest
@@ -237,6 +249,7 @@ impl Default for RolloutSection {
             concurrency: 32,
             max_tokens: 96,
             temperature: 1.0,
+            exploration_temperature: None,
         }
     }
 }

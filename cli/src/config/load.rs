@@ -66,6 +66,9 @@ impl RunConfig {
         positive("rollout.concurrency", self.rollout.concurrency as f64)?;
         positive("rollout.max_tokens", f64::from(self.rollout.max_tokens))?;
         positive("rollout.temperature", self.rollout.temperature)?;
+        if let Some(temperature) = self.rollout.exploration_temperature {
+            positive("rollout.exploration_temperature", temperature)?;
+        }
         positive("agent.time_limit_seconds", self.agent.time_limit_seconds)?;
         positive("warm_start.learning_rate", self.warm_start.learning_rate)?;
         positive(
@@ -284,5 +287,21 @@ mod tests {
         assert_eq!((config.trainer.rank, config.run.name.as_str()), (4, "mine"));
         assert!(set(&["trainer.rnak=4"]).unwrap_err().to_string().contains("rnak"));
         assert!(set(&["rank"]).unwrap_err().to_string().contains("SECTION.KEY=VALUE"));
+    }
+
+    #[test]
+    fn a_group_is_spread_up_to_the_exploration_temperature() {
+        let mut rollout = crate::config::RolloutSection {
+            temperature: 0.5,
+            ..Default::default()
+        };
+        let of_group =
+            |rollout: &crate::config::RolloutSection| [0, 1, 2].map(|member| rollout.temperature_of(member, 3));
+        assert_eq!(of_group(&rollout), [0.5; 3]);
+        rollout.exploration_temperature = Some(1.5);
+        assert_eq!(of_group(&rollout), [0.5, 1.0, 1.5]);
+        assert_eq!(rollout.temperature_of(0, 1), 0.5);
+        let error = check(&format!("{REST}[rollout]\nexploration_temperature = 0\n"));
+        assert!(error.to_string().contains("rollout.exploration_temperature"), "{error}");
     }
 }

@@ -157,7 +157,10 @@ pub(crate) fn plan(world: &World, scenarios: &[Scenario], step: usize) -> anyhow
         let group = GroupId::new();
         for member in 0..config.trainer.group_size {
             let overrides = Map::from_iter([
-                ("temperature".to_owned(), json!(config.rollout.temperature)),
+                (
+                    "temperature".to_owned(),
+                    json!(config.rollout.temperature_of(member, config.trainer.group_size)),
+                ),
                 ("max_tokens".to_owned(), json!(config.rollout.max_tokens)),
                 (
                     "seed".to_owned(),
