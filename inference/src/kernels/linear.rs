@@ -2,29 +2,34 @@
 //!
 //! With few rows a linear map is bound by reading its weights once, and with some dozens libtorch's matrix kernels spend more time on
 //! rearranging the weights than on multiplying. Here the weights are read where they lie. A thread takes some outputs, whose weights come from the memory once
-//! and stay in its second-level cache, and a few input rows at a time, which stay in the first.
+//! and stay in its second-level cache while all rows are multiplied with them.
+//!
+//! Two loops do the multiplying. [`few_rows`] goes along the weights with whole registers and sums the lanes at the end. [`many_rows`] has a
+//! row of the input in each lane, so that nothing is left to sum, and wants the input rearranged. Rows are dealt to both by [`Passes`].
 //!
 //! The threads take their parts from a queue, so one whose core is busy with something else, such as an agent's process, delays nobody;
 //! libtorch's (OpenMP's) cut a product evenly and wait for the last.
+
+pub(super) mod few_rows;
+pub(super) mod many_rows;
 
 use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
+use self::many_rows::Packed;
 use super::team::Team;
 use super::tensor_view::{Columns, Rows, RowsMut};
-use super::vector_math::{FAR, InstructionSet, Kernel, Lanes, NEAR, dispatch, prefetch};
+use super::vector_math::{FAR, InstructionSet, Kernel, Lanes, dispatch, prefetch};
 
 /// Without the engine's pool more rows are left to libtorch, which has threads for them.
 const MAX_ROWS_ALONE: i64 = 32;
-/// Weight rows that are multiplied at once.
-const TILE: usize = 4;
-/// Rows that AVX-512's registers hold the sums of, beside a tile of weights.
-const MOST_ROWS_AT_ONCE: usize = 6;
 /// 64 bytes.
 const FLOATS_PER_LINE: usize = 16;
-/// Outputs of a thread's piece of work: a multiple of [`TILE`], and of a cache line.
-const COLUMNS_PER_PART: usize = 32;
+/// Outputs of a thread's piece of work: a multiple of both loops' tiles, and of a cache line.
+const COLUMNS_PER_PART: usize = 48;
+/// With fewer outputs, such as an adapter's rank, rearranging the input costs more than it brings.
+const MIN_OUTPUTS_FOR_MANY_ROWS: usize = 256;
 
 /// `residual + input · weight`, or None where the rows are many, the kernel does not fit, or a gradient is wanted.
 /// `input` is `[rows, in]`, `weight` `[in, out]` as a transposed view of dense `[out, in]`, the result `[rows, out]`.
@@ -67,24 +72,77 @@ fn multiply(input: &Tensor, weight: &Tensor, base: &Base<'_>, output: &mut Tenso
         return None;
     }
     let mut parts = RowsMut::of(output)?.split_columns(COLUMNS_PER_PART);
-    let set = InstructionSet::best();
+    multiply_with(InstructionSet::best(), &input, &weight, base, &mut parts);
+    Some(())
+}
+
+fn multiply_with<'b>(
+    set: InstructionSet,
+    input: &Rows<'b>,
+    weight: &Rows<'b>,
+    base: &Base<'b>,
+    parts: &mut [Columns<'_>],
+) {
+    let passes = if weight.n() < MIN_OUTPUTS_FOR_MANY_ROWS {
+        Passes::of_few(input.n())
+    } else {
+        Passes::of(input.n(), many_rows::rows_of_group(set))
+    };
     let team = Team::current();
     // Where a thread most likely goes on.
     let distance = team.n_threads() * COLUMNS_PER_PART;
-    team.run(&mut parts, |columns| {
-        let next = columns.range().start + distance..columns.range().end + distance;
-        dispatch(
-            set,
-            Part {
-                input: &input,
-                weight: &weight,
+    Packed::with(input, passes.n_groups, many_rows::rows_of_group(set), &team, |packed| {
+        team.run(parts, |columns| {
+            let next = columns.range().start + distance..columns.range().end + distance;
+            let part = Part {
+                input,
+                packed,
+                passes,
+                weight,
                 base,
-                next: Ahead::new(&weight, next, input.n()),
+                next: Ahead::new(weight, next, passes.n()),
                 columns,
-            },
-        );
+            };
+            dispatch(set, part);
+        });
     });
-    Some(())
+}
+
+/// Which rows go through which loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Passes {
+    /// Groups of rows for [`many_rows`]; the last may have fewer rows than the others.
+    n_groups: usize,
+    /// Rows from here on are for [`few_rows`].
+    first_few: usize,
+    n_rows: usize,
+}
+
+impl Passes {
+    fn of(n_rows: usize, rows_of_group: usize) -> Self {
+        let rest = n_rows % rows_of_group;
+        // A group takes its time whether it is full or not; the other loop takes as long for seven eighths of its rows.
+        let n_groups = n_rows / rows_of_group + usize::from(8 * rest > 7 * rows_of_group);
+        Self {
+            n_groups,
+            first_few: n_rows.min(n_groups * rows_of_group),
+            n_rows,
+        }
+    }
+
+    /// All rows for [`few_rows`].
+    fn of_few(n_rows: usize) -> Self {
+        Self {
+            n_groups: 0,
+            first_few: 0,
+            n_rows,
+        }
+    }
+
+    /// How often all weights of a part are gone through, about.
+    fn n(self) -> usize {
+        self.n_groups + (self.n_rows - self.first_few).div_ceil(few_rows::MOST_ROWS_AT_ONCE)
+    }
 }
 
 /// What the products are added to.
@@ -99,24 +157,29 @@ enum Base<'a> {
 struct Ahead<'a> {
     floats: &'a [f32],
     at: usize,
-    /// Cache lines that are asked for in a step of the innermost loop.
+    /// Cache lines that are asked for in the time that a cache line of one output's weights is multiplied.
     lines_per_step: usize,
 }
 
 impl<'a> Ahead<'a> {
-    /// Some outputs' weights, over the time that `n_rows` rows of as many other outputs take.
-    fn new(weight: &Rows<'a>, outputs: Range<usize>, n_rows: usize) -> Self {
+    /// Some outputs' weights, over the time that `n_passes` over as many other outputs take.
+    fn new(weight: &Rows<'a>, outputs: Range<usize>, n_passes: usize) -> Self {
         let end = outputs.end.min(weight.n());
         let start = outputs.start.min(end);
-        // The first rows wait for their own weights; their memory needs no more to do.
-        let passes = n_rows.div_ceil(MOST_ROWS_AT_ONCE).saturating_sub(1);
+        // The first pass waits for its own weights; the memory needs no more to do.
+        let n_passes = n_passes.saturating_sub(1);
         Self {
             floats: &weight.floats()[start * weight.stride()..end * weight.stride()],
             at: 0,
-            lines_per_step: if passes == 0 { 0 } else { TILE.div_ceil(passes) },
+            lines_per_step: if n_passes == 0 {
+                0
+            } else {
+                few_rows::TILE.div_ceil(n_passes)
+            },
         }
     }
 
+    /// One of [`few_rows::TILE`] outputs' steps.
     #[inline(always)]
     fn step(&mut self) {
         if self.at < self.floats.len() {
@@ -129,110 +192,43 @@ impl<'a> Ahead<'a> {
 }
 
 /// All rows of some outputs.
-struct Part<'a, 'b> {
+struct Part<'a, 'b, 'c> {
     input: &'a Rows<'b>,
+    packed: Packed<'a>,
+    passes: Passes,
     weight: &'a Rows<'b>,
     base: &'a Base<'b>,
     next: Ahead<'a>,
-    columns: &'a mut Columns<'b>,
+    columns: &'a mut Columns<'c>,
 }
 
-impl Kernel for Part<'_, '_> {
+impl Kernel for Part<'_, '_, '_> {
     type Output = ();
     #[inline(always)]
     fn run<V: Lanes>(mut self) {
-        // As many rows at once as the registers hold: 4 · 6 sums of 32, or 4 · 2 of 16.
-        let most = if V::N == 16 { MOST_ROWS_AT_ONCE } else { 2 };
-        let mut row = 0;
-        while row < self.input.n() {
-            let n = (self.input.n() - row).min(most);
-            match n {
-                1 => self.column_tiles::<V, 1>(row),
-                2 => self.column_tiles::<V, 2>(row),
-                3 => self.column_tiles::<V, 3>(row),
-                4 => self.column_tiles::<V, 4>(row),
-                5 => self.column_tiles::<V, 5>(row),
-                _ => self.column_tiles::<V, 6>(row),
-            }
-            row += n;
-        }
+        self.many_rows::<V>();
+        self.few_rows::<V>();
     }
 }
 
-impl Part<'_, '_> {
-    /// `C` rows of all outputs.
+impl Part<'_, '_, '_> {
+    /// Writes a row's products, for outputs from `column` on.
     #[inline(always)]
-    fn column_tiles<V: Lanes, const C: usize>(&mut self, row: usize) {
-        let columns = self.columns.range();
-        let mut column = columns.start;
-        while column < columns.end {
-            if column + TILE <= columns.end {
-                self.tile::<V, TILE, C>(row, column);
-                column += TILE;
-            } else {
-                self.tile::<V, 1, C>(row, column);
-                column += 1;
-            }
-        }
-    }
-
-    /// `C` rows of `R` outputs.
-    #[inline(always)]
-    fn tile<V: Lanes, const R: usize, const C: usize>(&mut self, row: usize, column: usize) {
-        let width = self.input.len();
-        let weight: [&[f32]; R] = std::array::from_fn(|r| &self.weight.row(column + r)[..width]);
-        let input: [&[f32]; C] = std::array::from_fn(|c| &self.input.row(row + c)[..width]);
-        let mut sums = [[V::splat(0.0); R]; C];
-        // The first rows to use a tile of weights fetch the next tile.
-        let ahead = if row == 0 { self.weight.stride() * R } else { 0 };
-        let mut at = 0;
-        while at + V::N <= width {
-            if ahead > 0 {
-                for weight in weight {
-                    prefetch::<NEAR>(weight, at + ahead);
-                }
-            }
-            if row > 0 {
-                self.next.step();
-            }
-            let weight: [V; R] = std::array::from_fn(|r| V::load(&weight[r][at..]));
-            for (sums, input) in sums.iter_mut().zip(input) {
-                let input = V::load(&input[at..]);
-                for (sum, weight) in sums.iter_mut().zip(weight) {
-                    *sum = weight.mul_add(input, *sum);
-                }
-            }
-            at += V::N;
-        }
-        // What is left of the width, without registers.
-        let tail = |r: usize, c: usize| -> f32 { (at..width).map(|at| weight[r][at] * input[c][at]).sum() };
+    fn finish(&mut self, row: usize, column: usize, products: &[f32]) {
         let first = column - self.columns.range().start;
-        for (c, sums) in sums.into_iter().enumerate() {
-            let mut products = [0.0; R];
-            if R == TILE {
-                products.copy_from_slice(&V::sums(std::array::from_fn(|r| sums[r])));
-            } else {
-                products = sums.map(V::sum);
-            }
-            if at < width {
-                for (r, product) in products.iter_mut().enumerate() {
-                    *product += tail(r, c);
+        let output = &mut self.columns.row_mut(row)[first..first + products.len()];
+        match self.base {
+            Base::Zero => output.copy_from_slice(products),
+            Base::Rows(residual) => {
+                let residual = &residual.row(row)[column..column + products.len()];
+                for ((output, product), residual) in output.iter_mut().zip(products).zip(residual) {
+                    *output = product + residual;
                 }
             }
-            let output = &mut self.columns.row_mut(row + c)[first..first + R];
-            match self.base {
-                Base::Zero => output.copy_from_slice(&products),
-                Base::Rows(residual) => {
-                    let residual = &residual.row(row + c)[column..column + R];
-                    for ((output, product), residual) in output.iter_mut().zip(products).zip(residual) {
-                        *output = product + residual;
-                    }
-                }
-                Base::Output => output
-                    .iter_mut()
-                    .zip(products)
-                    .for_each(|(output, product)| *output += product),
-            }
+            Base::Output => output
+                .iter_mut()
+                .zip(products)
+                .for_each(|(output, product)| *output += product),
         }
     }
 }
@@ -241,51 +237,87 @@ impl Part<'_, '_> {
 mod tests {
     use super::*;
 
+    const OPTIONS: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+    #[track_caller]
+    fn assert_close(output: &Tensor, expected: &Tensor, case: &str) {
+        let difference = (output - expected).abs().max().double_value(&[]);
+        assert!(difference < 1e-3, "{case}: {difference}");
+    }
+
     #[test]
     fn equals_libtorch_for_every_number_of_rows() {
-        let options = (Kind::Float, Device::Cpu);
-        for (width, outputs) in [(4, 5), (16, 1), (48, 130), (100, 64), (576, 67), (1536, 256)] {
-            let weight = Tensor::randn([outputs, width], options);
+        for (width, outputs) in [(4, 5), (16, 1), (48, 130), (100, 64), (576, 67), (1536, 256), (48, 259)] {
+            let weight = Tensor::randn([outputs, width], OPTIONS);
             for n_rows in 1..=MAX_ROWS_ALONE {
-                let input = Tensor::randn([n_rows, 2 * width], options).narrow(1, width / 2, width);
-                let residual = Tensor::randn([n_rows, outputs], options);
-                let agree = |output: &Tensor, expected: &Tensor| {
-                    let difference = (output - expected).abs().max().double_value(&[]);
-                    assert!(difference < 1e-3, "{n_rows} {width} {outputs}: {difference}");
-                };
-                agree(&linear(&input, &weight.tr(), None).unwrap(), &input.mm(&weight.tr()));
-                let expected = residual.addmm(&input, &weight.tr());
-                agree(&linear(&input, &weight.tr(), Some(&residual)).unwrap(), &expected);
+                let input = Tensor::randn([n_rows, 2 * width], OPTIONS).narrow(1, width / 2, width);
+                let residual = Tensor::randn([n_rows, outputs], OPTIONS);
+                let case = format!("{n_rows} {width} {outputs}");
+                let product = input.mm(&weight.tr());
+                assert_close(&linear(&input, &weight.tr(), None).unwrap(), &product, &case);
+                let expected = &residual + product;
+                assert_close(
+                    &linear(&input, &weight.tr(), Some(&residual)).unwrap(),
+                    &expected,
+                    &case,
+                );
                 // In place, into some rows of a larger tensor.
                 let larger = Tensor::cat(&[&residual, &residual], 0);
                 assert!(add_linear(&mut larger.narrow(0, n_rows, n_rows), &input, &weight.tr()));
-                agree(&larger, &Tensor::cat(&[&residual, &expected], 0));
+                assert_close(&larger, &Tensor::cat(&[&residual, &expected], 0), &case);
             }
         }
     }
 
     #[test]
+    fn equals_libtorch_in_every_instruction_set() {
+        let (width, outputs) = (100, MIN_OUTPUTS_FOR_MANY_ROWS as i64 + 3);
+        let weight = Tensor::randn([outputs, width], OPTIONS);
+        for n_rows in [1, 5, 8, 13, 15, 16, 17, 29, 31, 32, 47, 62, 70] {
+            let input = Tensor::randn([n_rows, width], OPTIONS);
+            for set in InstructionSet::available() {
+                let mut output = Tensor::empty([n_rows, outputs], OPTIONS);
+                let mut parts = RowsMut::of(&mut output).unwrap().split_columns(COLUMNS_PER_PART);
+                let (rows, weight_rows) = (Rows::of(&input).unwrap(), Rows::of(&weight).unwrap());
+                multiply_with(set, &rows, &weight_rows, &Base::Zero, &mut parts);
+                assert_close(&output, &input.mm(&weight.tr()), &format!("{set:?}, {n_rows} rows"));
+            }
+        }
+    }
+
+    #[test]
+    fn each_row_goes_through_one_loop() {
+        let dealt = |n_rows| {
+            let Passes {
+                n_groups, first_few, ..
+            } = Passes::of(n_rows, 32);
+            (n_groups, n_rows - first_few)
+        };
+        assert_eq!(
+            [1, 28, 29, 32, 60, 61, 65].map(dealt),
+            [(0, 1), (0, 28), (1, 0), (1, 0), (1, 28), (2, 0), (2, 1)]
+        );
+    }
+
+    #[test]
     fn with_a_pool_any_number_of_rows_is_ours() {
-        let options = (Kind::Float, Device::Cpu);
-        let (input, weight) = (Tensor::randn([301, 576], options), Tensor::randn([130, 576], options));
+        let (input, weight) = (Tensor::randn([301, 576], OPTIONS), Tensor::randn([330, 576], OPTIONS));
         let pool = std::sync::Arc::new(crate::kernels::pool::Pool::new(2).unwrap());
         let output = crate::kernels::team::with_pool(&pool, || linear(&input, &weight.tr(), None)).unwrap();
-        let difference = (output - input.mm(&weight.tr())).abs().max().double_value(&[]);
-        assert!(difference < 1e-3, "{difference}");
+        assert_close(&output, &input.mm(&weight.tr()), "301 rows");
     }
 
     #[test]
     fn leaves_to_libtorch_what_it_does_not_do() {
-        let options = (Kind::Float, Device::Cpu);
-        let (input, weight) = (Tensor::randn([2, 16], options), Tensor::randn([8, 16], options));
-        assert!(linear(&Tensor::randn([MAX_ROWS_ALONE + 1, 16], options), &weight.tr(), None).is_none());
+        let (input, weight) = (Tensor::randn([2, 16], OPTIONS), Tensor::randn([8, 16], OPTIONS));
+        assert!(linear(&Tensor::randn([MAX_ROWS_ALONE + 1, 16], OPTIONS), &weight.tr(), None).is_none());
         assert!(linear(&input.to_kind(Kind::BFloat16), &weight.tr(), None).is_none());
         assert!(linear(&input, &weight.tr().contiguous(), None).is_none());
         let wanted = |tensor: &Tensor| tensor.copy().set_requires_grad(true);
         assert!(linear(&wanted(&input), &weight.tr(), None).is_none());
         assert!(linear(&input, &wanted(&weight).tr(), None).is_none());
         assert!(!add_linear(
-            &mut wanted(&Tensor::zeros([2, 8], options)),
+            &mut wanted(&Tensor::zeros([2, 8], OPTIONS)),
             &input,
             &weight.tr()
         ));

@@ -1,8 +1,9 @@
 //! Loops of a forward pass on the CPU in float32, for what libtorch's operators are slow at: few rows, or several threads that
 //! share their cores with agents.
 //!
-//! [`linear`] (linear maps) and [`row_ops`] (norm, rotation, activation) answer None where they do not apply, and the caller goes on with
-//! libtorch. Under them: [`vector_math`] (registers and instruction sets), [`tensor_view`] (a tensor's floats), [`team`] (several threads) and its [`pool`].
+//! [`linear`] (linear maps, [`few_rows`](linear::few_rows) and [`many_rows`](linear::many_rows) at a time) and [`row_ops`] (norm, rotation, activation) answer None where they
+//! do not apply, and the caller goes on with libtorch. Under them: [`vector_math`] (registers and instruction sets), [`tensor_view`] (a tensor's
+//! floats), [`team`] (several threads) and its [`pool`].
 
 pub(crate) mod linear;
 pub(crate) mod pool;

@@ -188,6 +188,17 @@ impl InstructionSet {
         sets
     }
 
+    /// Floats of a register.
+    pub(crate) fn lanes(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => Avx512::N,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => Avx2::N,
+            Self::Portable => Portable::N,
+        }
+    }
+
     /// The best one.
     #[inline]
     pub(crate) fn best() -> Self {
