@@ -4,7 +4,8 @@
 //! rearranging the weights than on multiplying. Here the weights are read where they lie. A thread takes some outputs, whose weights come from the memory once
 //! and stay in its second-level cache while all rows are multiplied with them.
 //!
-//! Two loops do the multiplying. [`few_rows`] goes along the weights with whole registers and sums the lanes at the end. [`many_rows`] has a
+//! Two loops do the multiplying. [`few_rows`] goes along the weights with whole registers and sums the lanes at the end; where there are [compact](CompactRows)
+//! weights it reads those, since few rows take as long as reading does. [`many_rows`] has a
 //! row of the input in each lane, so that nothing is left to sum, and wants the input rearranged. Rows are dealt to both by [`Passes`].
 //!
 //! The threads take their parts from a queue, so one whose core is busy with something else, such as an agent's process, delays nobody;
@@ -18,6 +19,7 @@ use std::ops::Range;
 use tch::{Device, Kind, Tensor};
 
 use self::many_rows::Packed;
+use super::compact::CompactRows;
 use super::team::Team;
 use super::tensor_view::{Columns, Rows, RowsMut};
 use super::vector_math::{FAR, InstructionSet, Kernel, Lanes, dispatch, prefetch};
@@ -32,8 +34,14 @@ const COLUMNS_PER_PART: usize = 48;
 const MIN_OUTPUTS_FOR_MANY_ROWS: usize = 256;
 
 /// `residual + input · weight`, or None where the rows are many, the kernel does not fit, or a gradient is wanted.
-/// `input` is `[rows, in]`, `weight` `[in, out]` as a transposed view of dense `[out, in]`, the result `[rows, out]`.
-pub(crate) fn linear(input: &Tensor, weight: &Tensor, residual: Option<&Tensor>) -> Option<Tensor> {
+/// `input` is `[rows, in]`, `weight` `[in, out]` as a transposed view of dense `[out, in]`, the result `[rows, out]`. `compact` holds the same
+/// weights as `[out, in]`.
+pub(crate) fn linear(
+    input: &Tensor,
+    weight: &Tensor,
+    compact: Option<&CompactRows>,
+    residual: Option<&Tensor>,
+) -> Option<Tensor> {
     let (n_rows, n_outputs) = (input.size2().ok()?.0, weight.size2().ok()?.1);
     if !applies(input, weight) || residual.is_some_and(Tensor::requires_grad) {
         return None;
@@ -43,13 +51,13 @@ pub(crate) fn linear(input: &Tensor, weight: &Tensor, residual: Option<&Tensor>)
         Some(residual) => Base::Rows(Rows::of(residual)?),
         None => Base::Zero,
     };
-    multiply(input, weight, &residual, &mut output)?;
+    multiply(input, weight, compact, &residual, &mut output)?;
     Some(output)
 }
 
 /// Adds `input · weight` to `output` in place; false, with nothing done, where [`linear`] would be None.
 pub(crate) fn add_linear(output: &mut Tensor, input: &Tensor, weight: &Tensor) -> bool {
-    applies(input, weight) && !output.requires_grad() && multiply(input, weight, &Base::Output, output).is_some()
+    applies(input, weight) && !output.requires_grad() && multiply(input, weight, None, &Base::Output, output).is_some()
 }
 
 /// Whether our loops take this many rows here.
@@ -65,21 +73,28 @@ fn applies(input: &Tensor, weight: &Tensor) -> bool {
         && !weight.requires_grad()
 }
 
-fn multiply(input: &Tensor, weight: &Tensor, base: &Base<'_>, output: &mut Tensor) -> Option<()> {
+fn multiply(
+    input: &Tensor,
+    weight: &Tensor,
+    compact: Option<&CompactRows>,
+    base: &Base<'_>,
+    output: &mut Tensor,
+) -> Option<()> {
     let weight = weight.tr();
     let (input, weight) = (Rows::of(input)?, Rows::of(&weight)?);
     if weight.len() != input.len() {
         return None;
     }
+    let compact = compact.filter(|compact| (compact.n_rows(), compact.width()) == (weight.n(), weight.len()));
     let mut parts = RowsMut::of(output)?.split_columns(COLUMNS_PER_PART);
-    multiply_with(InstructionSet::best(), &input, &weight, base, &mut parts);
+    multiply_with(InstructionSet::best(), &input, (&weight, compact), base, &mut parts);
     Some(())
 }
 
 fn multiply_with<'b>(
     set: InstructionSet,
     input: &Rows<'b>,
-    weight: &Rows<'b>,
+    (weight, compact): (&Rows<'b>, Option<&CompactRows>),
     base: &Base<'b>,
     parts: &mut [Columns<'_>],
 ) {
@@ -99,6 +114,7 @@ fn multiply_with<'b>(
                 packed,
                 passes,
                 weight,
+                compact,
                 base,
                 next: Ahead::new(weight, next, passes.n()),
                 columns,
@@ -197,6 +213,7 @@ struct Part<'a, 'b, 'c> {
     packed: Packed<'a>,
     passes: Passes,
     weight: &'a Rows<'b>,
+    compact: Option<&'a CompactRows>,
     base: &'a Base<'b>,
     next: Ahead<'a>,
     columns: &'a mut Columns<'c>,
@@ -236,6 +253,7 @@ impl Part<'_, '_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::compact::Values;
 
     const OPTIONS: (Kind, Device) = (Kind::Float, Device::Cpu);
 
@@ -254,10 +272,10 @@ mod tests {
                 let residual = Tensor::randn([n_rows, outputs], OPTIONS);
                 let case = format!("{n_rows} {width} {outputs}");
                 let product = input.mm(&weight.tr());
-                assert_close(&linear(&input, &weight.tr(), None).unwrap(), &product, &case);
+                assert_close(&linear(&input, &weight.tr(), None, None).unwrap(), &product, &case);
                 let expected = &residual + product;
                 assert_close(
-                    &linear(&input, &weight.tr(), Some(&residual)).unwrap(),
+                    &linear(&input, &weight.tr(), None, Some(&residual)).unwrap(),
                     &expected,
                     &case,
                 );
@@ -279,8 +297,33 @@ mod tests {
                 let mut output = Tensor::empty([n_rows, outputs], OPTIONS);
                 let mut parts = RowsMut::of(&mut output).unwrap().split_columns(COLUMNS_PER_PART);
                 let (rows, weight_rows) = (Rows::of(&input).unwrap(), Rows::of(&weight).unwrap());
-                multiply_with(set, &rows, &weight_rows, &Base::Zero, &mut parts);
+                multiply_with(set, &rows, (&weight_rows, None), &Base::Zero, &mut parts);
                 assert_close(&output, &input.mm(&weight.tr()), &format!("{set:?}, {n_rows} rows"));
+            }
+        }
+    }
+
+    #[test]
+    fn compact_weights_give_what_dense_ones_give() {
+        for (width, outputs) in [(32, 5), (576, 67), (1536, 130)] {
+            let weight = Tensor::randn([outputs, width], OPTIONS)
+                .to_kind(Kind::BFloat16)
+                .to_kind(Kind::Float);
+            let halves = Vec::<f32>::try_from(weight.flatten(0, -1)).unwrap();
+            let halves = halves.iter().map(|value| (value.to_bits() >> 16) as u16).collect();
+            let compact = CompactRows::new(width as usize, Values::BFloat16(halves)).unwrap();
+            for n_rows in [1, 2, 7, 28, 32] {
+                let input = Tensor::randn([n_rows, width], OPTIONS);
+                for set in InstructionSet::available() {
+                    let outputs = [None, Some(&compact)].map(|compact| {
+                        let mut output = Tensor::empty([n_rows, outputs], OPTIONS);
+                        let mut parts = RowsMut::of(&mut output).unwrap().split_columns(COLUMNS_PER_PART);
+                        let (rows, weight_rows) = (Rows::of(&input).unwrap(), Rows::of(&weight).unwrap());
+                        multiply_with(set, &rows, (&weight_rows, compact), &Base::Zero, &mut parts);
+                        output
+                    });
+                    assert_eq!(outputs[0], outputs[1], "{set:?} {n_rows} {width}");
+                }
             }
         }
     }
@@ -303,19 +346,27 @@ mod tests {
     fn with_a_pool_any_number_of_rows_is_ours() {
         let (input, weight) = (Tensor::randn([301, 576], OPTIONS), Tensor::randn([330, 576], OPTIONS));
         let pool = std::sync::Arc::new(crate::kernels::pool::Pool::new(2).unwrap());
-        let output = crate::kernels::team::with_pool(&pool, || linear(&input, &weight.tr(), None)).unwrap();
+        let output = crate::kernels::team::with_pool(&pool, || linear(&input, &weight.tr(), None, None)).unwrap();
         assert_close(&output, &input.mm(&weight.tr()), "301 rows");
     }
 
     #[test]
     fn leaves_to_libtorch_what_it_does_not_do() {
         let (input, weight) = (Tensor::randn([2, 16], OPTIONS), Tensor::randn([8, 16], OPTIONS));
-        assert!(linear(&Tensor::randn([MAX_ROWS_ALONE + 1, 16], OPTIONS), &weight.tr(), None).is_none());
-        assert!(linear(&input.to_kind(Kind::BFloat16), &weight.tr(), None).is_none());
-        assert!(linear(&input, &weight.tr().contiguous(), None).is_none());
+        assert!(
+            linear(
+                &Tensor::randn([MAX_ROWS_ALONE + 1, 16], OPTIONS),
+                &weight.tr(),
+                None,
+                None
+            )
+            .is_none()
+        );
+        assert!(linear(&input.to_kind(Kind::BFloat16), &weight.tr(), None, None).is_none());
+        assert!(linear(&input, &weight.tr().contiguous(), None, None).is_none());
         let wanted = |tensor: &Tensor| tensor.copy().set_requires_grad(true);
-        assert!(linear(&wanted(&input), &weight.tr(), None).is_none());
-        assert!(linear(&input, &wanted(&weight).tr(), None).is_none());
+        assert!(linear(&wanted(&input), &weight.tr(), None, None).is_none());
+        assert!(linear(&input, &wanted(&weight).tr(), None, None).is_none());
         assert!(!add_linear(
             &mut wanted(&Tensor::zeros([2, 8], OPTIONS)),
             &input,

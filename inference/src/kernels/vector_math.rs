@@ -16,6 +16,12 @@ pub(crate) trait Lanes: Copy {
     fn splat(value: f32) -> Self;
     /// The first `N` of a slice of at least that many.
     fn load(from: &[f32]) -> Self;
+    /// The low and the high halves of the first `N` bytes.
+    fn from_halves(bytes: &[u8]) -> (Self, Self);
+    /// The first `N` signed bytes.
+    fn from_bytes(bytes: &[i8]) -> Self;
+    /// The first `N` numbers in bfloat16.
+    fn from_bfloat16(halves: &[u16]) -> Self;
     /// To the first `N` of a slice of at least that many.
     fn store(self, to: &mut [f32]);
     /// `self + other`
@@ -82,6 +88,24 @@ impl Lanes for Portable {
     fn load(from: &[f32]) -> Self {
         let from = &from[..8];
         Self(std::array::from_fn(|i| from[i]))
+    }
+    #[inline(always)]
+    fn from_halves(bytes: &[u8]) -> (Self, Self) {
+        let bytes = &bytes[..8];
+        (
+            Self(std::array::from_fn(|i| f32::from(bytes[i] & 15))),
+            Self(std::array::from_fn(|i| f32::from(bytes[i] >> 4))),
+        )
+    }
+    #[inline(always)]
+    fn from_bytes(bytes: &[i8]) -> Self {
+        let bytes = &bytes[..8];
+        Self(std::array::from_fn(|i| f32::from(bytes[i])))
+    }
+    #[inline(always)]
+    fn from_bfloat16(halves: &[u16]) -> Self {
+        let halves = &halves[..8];
+        Self(std::array::from_fn(|i| f32::from_bits(u32::from(halves[i]) << 16)))
     }
     #[inline(always)]
     fn store(self, to: &mut [f32]) {

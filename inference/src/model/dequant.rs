@@ -3,6 +3,8 @@
 //! A row is a whole number of blocks; a block holds its own scale. Layouts are those of ggml's `ggml-common.h`, all
 //! numbers little-endian. `d` is a block's scale and `m` its offset, both float16.
 
+use crate::kernels::compact::{CompactRows, Values};
+
 /// How the values of a tensor are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockFormat {
@@ -62,6 +64,37 @@ impl BlockFormat {
         for (block, out) in bytes.chunks_exact(n_bytes).zip(values.chunks_exact_mut(n_values)) {
             convert(block, out);
         }
+    }
+}
+
+impl BlockFormat {
+    /// The rows of `bytes`, whole blocks, in few bits; None of a format that isn't kept so. The values are exactly [`dequantise`](Self::dequantise)'s.
+    pub(super) fn compact(self, bytes: &[u8], width: usize) -> Option<CompactRows> {
+        let blocks = bytes.chunks_exact(self.block().1);
+        let values = match self {
+            // (q - 8) · d and q · d - 8 · d are the same float: each product has fewer bits than a float.
+            Self::Q4_0 => Values::Halves {
+                bytes: blocks.clone().flat_map(|block| &block[2..]).copied().collect(),
+                scales: blocks
+                    .map(|block| [f16_at(block, 0), -8.0 * f16_at(block, 0)])
+                    .collect(),
+            },
+            Self::Q4_1 => Values::Halves {
+                bytes: blocks.clone().flat_map(|block| &block[4..]).copied().collect(),
+                scales: blocks.map(|block| [f16_at(block, 0), f16_at(block, 2)]).collect(),
+            },
+            Self::Q8_0 => Values::Bytes {
+                bytes: blocks
+                    .clone()
+                    .flat_map(|block| &block[2..])
+                    .map(|byte| byte.cast_signed())
+                    .collect(),
+                scales: blocks.map(|block| f16_at(block, 0)).collect(),
+            },
+            Self::BF16 => Values::BFloat16(blocks.map(|block| u16_at(block, 0)).collect()),
+            Self::F32 | Self::F16 | Self::Q4K | Self::Q6K => return None,
+        };
+        CompactRows::new(width, values)
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) struct LowRank {
 impl LowRank {
     /// Adds the update of `input` `[rows, in]` to `output` `[rows, out]` in place. Differentiable.
     pub(super) fn add_to(&self, output: &mut Tensor, input: &Tensor) {
-        let narrow = linear(input, &self.down, None).unwrap_or_else(|| input.mm(&self.down));
+        let narrow = linear(input, &self.down, None, None).unwrap_or_else(|| input.mm(&self.down));
         if !add_linear(output, &narrow, &self.up) {
             let _ = output.addmm_(&narrow, &self.up);
         }

@@ -11,6 +11,7 @@ use memmap2::Mmap;
 
 use super::dequant::BlockFormat;
 use crate::InferenceError;
+use crate::kernels::compact::CompactRows;
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -214,6 +215,15 @@ impl GgufFile {
             shape: entry.shape.clone(),
             values,
         })
+    }
+
+    /// A matrix's rows as they are stored, where that is a form that is kept.
+    pub(super) fn compact_rows(&self, name: &str) -> Option<CompactRows> {
+        let entry = self.tensors.get(name)?;
+        let width = usize::try_from(*entry.shape.last()?).ok()?;
+        entry
+            .format
+            .compact(&self.map[entry.start..entry.start + entry.n_bytes], width)
     }
 }
 

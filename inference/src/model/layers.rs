@@ -1,9 +1,13 @@
 //! The pieces of a layer: linear map, norm, rotary embedding, gated activation.
 
+use std::sync::Arc;
+
 use tch::{Device, Kind, Tensor};
 
 use super::config::{ModelConfig, RopeScaling};
 use super::fused_lora::{AdapterRows, FusedPart};
+use super::weights::Weight;
+use crate::kernels::compact::CompactRows;
 use crate::kernels::{linear, row_ops};
 
 /// A linear map without bias, several of Hugging Face's stacked where they read the same input.
@@ -11,25 +15,29 @@ use crate::kernels::{linear, row_ops};
 pub(super) struct Linear {
     /// `[in, out]`, a view of `[out, in]` memory.
     transposed: Tensor,
+    /// The same weights in the few bits of their file, where it has few.
+    compact: Option<Arc<CompactRows>>,
 }
 
 impl Linear {
     /// From rows `[out, in]`.
-    pub(super) fn new(weight: &Tensor) -> Self {
+    pub(super) fn new(weight: &Weight) -> Self {
         Self {
-            transposed: weight.contiguous().tr(),
+            transposed: weight.tensor.contiguous().tr(),
+            compact: weight.compact.clone(),
         }
     }
 
     pub(super) fn shallow_clone(&self) -> Self {
         Self {
             transposed: self.transposed.shallow_clone(),
+            compact: self.compact.clone(),
         }
     }
 
     /// `[tokens, in]` → `[tokens, out]`, plus `residual` where there is one.
     pub(super) fn apply(&self, input: &Tensor, residual: Option<&Tensor>) -> Tensor {
-        if let Some(output) = linear::linear(input, &self.transposed, residual) {
+        if let Some(output) = linear::linear(input, &self.transposed, self.compact.as_deref(), residual) {
             return output;
         }
         match residual {

@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 use super::config::ModelConfig;
 use super::fused_lora::{AdapterRows, FusedPart};
 use super::layers::{Linear, RmsNorm, RotaryEmbedding, gated_silu, split_in_two};
-use super::weights::Weights;
+use super::weights::{Weight, Weights};
 use super::{Attention, LoadOptions};
 use crate::InferenceError;
 
@@ -50,14 +50,16 @@ impl Llama {
     pub(super) fn random(config: &ModelConfig, seed: u64, options: &LoadOptions) -> Self {
         let mut generator = super::lora::UniformGenerator::new(seed);
         let built = Self::build(config, options, |name, shape| {
-            if name.ends_with("norm.weight") {
-                return Ok(Tensor::f_ones(shape, (options.kind, options.device))?);
-            }
-            let bound = 1.5 / (config.hidden_size as f64).sqrt();
-            Ok(generator
-                .tensor(shape, bound)
-                .to_device(options.device)
-                .to_kind(options.kind))
+            let tensor = if name.ends_with("norm.weight") {
+                Tensor::f_ones(shape, (options.kind, options.device))?
+            } else {
+                let bound = 1.5 / (config.hidden_size as f64).sqrt();
+                generator
+                    .tensor(shape, bound)
+                    .to_device(options.device)
+                    .to_kind(options.kind)
+            };
+            Ok(Weight { tensor, compact: None })
         });
         built.unwrap_or_else(|error| unreachable!("random weights always have the right shape: {error}"))
     }
@@ -65,10 +67,10 @@ impl Llama {
     fn build(
         config: &ModelConfig,
         options: &LoadOptions,
-        mut take: impl FnMut(&str, &[i64]) -> Result<Tensor, InferenceError>,
+        mut take: impl FnMut(&str, &[i64]) -> Result<Weight, InferenceError>,
     ) -> Result<Self, InferenceError> {
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
-        let norm = |weight| RmsNorm::new(weight, config.rms_norm_eps);
+        let norm = |weight: Weight| RmsNorm::new(weight.tensor, config.rms_norm_eps);
         let embedding = take("model.embed_tokens.weight", &[config.vocab_size, hidden])?;
         let mut layers = Vec::with_capacity(config.n_layers);
         for index in 0..config.n_layers {
@@ -80,10 +82,10 @@ impl Llama {
             let up = part("mlp.up_proj", &[intermediate, hidden])?;
             layers.push(Layer {
                 attention_norm: norm(part("input_layernorm", &[hidden])?),
-                qkv: Linear::new(&Tensor::f_cat(&[q, k, v], 0)?),
+                qkv: Linear::new(&Weight::stack(&[q, k, v])?),
                 o: Linear::new(&part("self_attn.o_proj", &[hidden, config.q_size()])?),
                 feed_forward_norm: norm(part("post_attention_layernorm", &[hidden])?),
-                gate_up: Linear::new(&Tensor::f_cat(&[gate, up], 0)?),
+                gate_up: Linear::new(&Weight::stack(&[gate, up])?),
                 down: Linear::new(&part("mlp.down_proj", &[hidden, intermediate])?),
             });
         }
@@ -94,7 +96,7 @@ impl Llama {
             Linear::new(&take("lm_head.weight", &[config.vocab_size, hidden])?)
         };
         Ok(Self {
-            embedding,
+            embedding: embedding.tensor,
             rotary: RotaryEmbedding::new(config, options.device),
             layers,
             norm: final_norm,

@@ -4,6 +4,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
@@ -11,6 +12,31 @@ use super::ModelConfig;
 use super::gguf::GgufFile;
 use super::safetensors_file::SafetensorsFolder;
 use crate::InferenceError;
+use crate::kernels::compact::{CompactRows, Values};
+
+/// A tensor of weights.
+#[derive(Debug)]
+pub(super) struct Weight {
+    /// `[out, in]` for a linear map.
+    pub(super) tensor: Tensor,
+    /// The same values in the few bits that the file has, where the engine's loops can read them.
+    pub(super) compact: Option<Arc<CompactRows>>,
+}
+
+impl Weight {
+    /// Several linear maps of one input, their outputs one after the other.
+    pub(super) fn stack(weights: &[Self]) -> Result<Self, InferenceError> {
+        let tensors: Vec<&Tensor> = weights.iter().map(|weight| &weight.tensor).collect();
+        let compact: Option<Vec<CompactRows>> = weights
+            .iter()
+            .map(|weight| weight.compact.as_deref().cloned())
+            .collect();
+        Ok(Self {
+            tensor: Tensor::f_cat(&tensors, 0)?,
+            compact: compact.and_then(CompactRows::stack).map(Arc::new),
+        })
+    }
+}
 
 /// Where weights are taken from.
 #[derive(Debug)]
@@ -88,9 +114,15 @@ impl Weights {
         shape: &[i64],
         device: Device,
         kind: Kind,
-    ) -> Result<Tensor, InferenceError> {
-        let tensor = match self {
-            Self::Folder { files, .. } => files.take(name, shape)?,
+    ) -> Result<Weight, InferenceError> {
+        // Compact weights are for the CPU's loops, which compute in float32.
+        let wants_compact = shape.len() == 2 && (device, kind) == (Device::Cpu, Kind::Float);
+        let (tensor, compact) = match self {
+            Self::Folder { files, .. } => {
+                let tensor = files.take(name, shape)?;
+                let compact = if wants_compact { bfloat16_rows(&tensor)? } else { None };
+                (tensor, compact)
+            }
             Self::Gguf { file, config, taken } => {
                 let gguf_name = gguf_name(name);
                 let found = file.tensor_shape(&gguf_name);
@@ -107,17 +139,36 @@ impl Weights {
                 }
                 let values = file.read_tensor(&gguf_name)?.values;
                 let tensor = Tensor::f_from_slice(&values)?.f_view(shape)?;
-                taken.insert(gguf_name);
-                if name.ends_with(".q_proj.weight") {
-                    to_half_rotation(&tensor, config.n_heads)?
-                } else if name.ends_with(".k_proj.weight") {
-                    to_half_rotation(&tensor, config.n_kv_heads)?
+                let compact = if wants_compact {
+                    file.compact_rows(&gguf_name)
                 } else {
-                    tensor
+                    None
+                };
+                taken.insert(gguf_name);
+                let heads = if name.ends_with(".q_proj.weight") {
+                    Some(config.n_heads)
+                } else if name.ends_with(".k_proj.weight") {
+                    Some(config.n_kv_heads)
+                } else {
+                    None
+                };
+                match heads {
+                    Some(heads) => {
+                        let order = half_rotation_order(shape[0] as usize, heads as usize);
+                        let rows: Vec<i64> = order.iter().map(|&row| row as i64).collect();
+                        (
+                            tensor.f_index_select(0, &Tensor::from_slice(&rows))?,
+                            compact.and_then(|compact| compact.reordered(&order)),
+                        )
+                    }
+                    None => (tensor, compact),
                 }
             }
         };
-        Ok(tensor.f_to_device(device)?.f_to_kind(kind)?)
+        Ok(Weight {
+            tensor: tensor.f_to_device(device)?.f_to_kind(kind)?,
+            compact: compact.map(Arc::new),
+        })
     }
 
     /// Refuses files with tensors that the model has no place for.
@@ -144,14 +195,28 @@ impl Weights {
     }
 }
 
-/// llama.cpp stores the rows of each query and key head interleaved (its rotary embedding turns neighbours); Hugging
-/// Face's turns a row with the one half a head further.
-fn to_half_rotation(weight: &Tensor, n_heads: i64) -> Result<Tensor, InferenceError> {
-    let (out, input) = weight.size2()?;
-    Ok(weight
-        .f_view([n_heads, out / n_heads / 2, 2, input])?
-        .f_transpose(1, 2)?
-        .f_reshape([out, input])?)
+/// Which of the file's rows belong where: llama.cpp stores the rows of each query and key head interleaved (its rotary embedding turns
+/// neighbours); Hugging Face's turns a row with the one half a head further.
+fn half_rotation_order(n_rows: usize, n_heads: usize) -> Vec<usize> {
+    let head_dim = n_rows / n_heads;
+    (0..n_rows)
+        .map(|row| {
+            let (head, dimension) = (row / head_dim, row % head_dim);
+            let (half, pair) = (dimension / (head_dim / 2), dimension % (head_dim / 2));
+            head * head_dim + 2 * pair + half
+        })
+        .collect()
+}
+
+/// The rows of a tensor in bfloat16; None of another.
+fn bfloat16_rows(tensor: &Tensor) -> Result<Option<CompactRows>, InferenceError> {
+    if tensor.kind() != Kind::BFloat16 {
+        return Ok(None);
+    }
+    let (_, width) = tensor.size2()?;
+    let halves = Vec::<i16>::try_from(tensor.f_contiguous()?.f_view_dtype(Kind::Int16)?.f_flatten(0, -1)?)?;
+    let halves = halves.into_iter().map(i16::cast_unsigned).collect();
+    Ok(CompactRows::new(width as usize, Values::BFloat16(halves)))
 }
 
 fn gguf_name(name: &str) -> String {

@@ -26,6 +26,29 @@ impl Lanes for Avx512 {
         Self(unsafe { _mm512_loadu_ps(from.as_ptr()) })
     }
     #[inline(always)]
+    fn from_halves(bytes: &[u8]) -> (Self, Self) {
+        let bytes = &bytes[..16];
+        unsafe {
+            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()));
+            let low = _mm512_and_si512(wide, _mm512_set1_epi32(15));
+            let high = _mm512_srli_epi32::<4>(wide);
+            (Self(_mm512_cvtepi32_ps(low)), Self(_mm512_cvtepi32_ps(high)))
+        }
+    }
+    #[inline(always)]
+    fn from_bytes(bytes: &[i8]) -> Self {
+        let bytes = &bytes[..16];
+        Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))) })
+    }
+    #[inline(always)]
+    fn from_bfloat16(halves: &[u16]) -> Self {
+        let halves = &halves[..16];
+        Self(unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(halves.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        })
+    }
+    #[inline(always)]
     fn store(self, to: &mut [f32]) {
         let to = &mut to[..16];
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), self.0) }
@@ -97,6 +120,29 @@ impl Lanes for Avx2 {
     fn load(from: &[f32]) -> Self {
         let from = &from[..8];
         Self(unsafe { _mm256_loadu_ps(from.as_ptr()) })
+    }
+    #[inline(always)]
+    fn from_halves(bytes: &[u8]) -> (Self, Self) {
+        let bytes = &bytes[..8];
+        unsafe {
+            let wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes.as_ptr().cast()));
+            let low = _mm256_and_si256(wide, _mm256_set1_epi32(15));
+            let high = _mm256_srli_epi32::<4>(wide);
+            (Self(_mm256_cvtepi32_ps(low)), Self(_mm256_cvtepi32_ps(high)))
+        }
+    }
+    #[inline(always)]
+    fn from_bytes(bytes: &[i8]) -> Self {
+        let bytes = &bytes[..8];
+        Self(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(bytes.as_ptr().cast()))) })
+    }
+    #[inline(always)]
+    fn from_bfloat16(halves: &[u16]) -> Self {
+        let halves = &halves[..8];
+        Self(unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        })
     }
     #[inline(always)]
     fn store(self, to: &mut [f32]) {
