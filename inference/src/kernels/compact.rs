@@ -90,6 +90,13 @@ impl CompactRows {
         Self::new(width, values)
     }
 
+    /// All values `[rows, width]`.
+    #[cfg(test)]
+    pub(crate) fn to_floats(&self) -> Vec<f32> {
+        use super::vector_math::{InstructionSet, dispatch};
+        dispatch(InstructionSet::best(), tests::Expand(self, 0..self.n_rows()))
+    }
+
     /// Values of a row.
     pub(crate) fn width(&self) -> usize {
         self.width
@@ -169,7 +176,7 @@ mod tests {
     use super::*;
     use crate::kernels::vector_math::{InstructionSet, Kernel, dispatch};
 
-    struct Expand<'a>(&'a CompactRows, Range<usize>);
+    pub(super) struct Expand<'a>(pub(super) &'a CompactRows, pub(super) Range<usize>);
     impl Kernel for Expand<'_> {
         type Output = Vec<f32>;
         #[inline(always)]

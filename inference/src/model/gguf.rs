@@ -476,3 +476,22 @@ impl<'a> Reader<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_in_few_bits_have_the_values_of_the_dense_ones() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/gguf/blocks.gguf");
+        let file = GgufFile::open(&path).unwrap();
+        let mut n_kept = 0;
+        for name in file.tensor_names() {
+            if let Some(compact) = file.compact_rows(name) {
+                assert_eq!(compact.to_floats(), file.read_tensor(name).unwrap().values, "{name}");
+                n_kept += 1;
+            }
+        }
+        assert_eq!(n_kept, 4, "Q4_0, Q4_1, Q8_0 and BF16");
+    }
+}

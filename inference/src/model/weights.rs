@@ -243,3 +243,35 @@ fn gguf_name(name: &str) -> String {
     };
     format!("blk.{layer}.{part}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn query_rows_are_reordered_like_their_dense_values_and_stacked() {
+        let kind = Kind::Float;
+        let tensor = Tensor::arange(8 * 32, (kind, Device::Cpu))
+            .view([8, 32])
+            .to_kind(Kind::BFloat16);
+        let order = half_rotation_order(8, 2);
+        assert_eq!(order, [0, 2, 1, 3, 4, 6, 5, 7]);
+        let rows: Vec<i64> = order.iter().map(|&row| row as i64).collect();
+        let reordered = |tensor: &Tensor| Weight {
+            tensor: tensor.index_select(0, &Tensor::from_slice(&rows)).to_kind(kind),
+            compact: bfloat16_rows(tensor)
+                .unwrap()
+                .and_then(|rows| rows.reordered(&order))
+                .map(Arc::new),
+        };
+        let stacked = Weight::stack(&[reordered(&tensor), reordered(&(&tensor * 2.0))]).unwrap();
+        let dense = Vec::<f32>::try_from(stacked.tensor.flatten(0, -1)).unwrap();
+        assert_eq!(stacked.compact.unwrap().to_floats(), dense);
+        // One that has no compact form leaves the stack without.
+        let without = Weight {
+            tensor: tensor.to_kind(kind),
+            compact: None,
+        };
+        assert!(Weight::stack(&[reordered(&tensor), without]).unwrap().compact.is_none());
+    }
+}
