@@ -62,7 +62,7 @@ pub fn judge(prompt: &str, facts: &Facts, answer: &str, results: &[String]) -> V
         ExpectedAnswer::Numbers { values, allowed } => {
             let given = numbers(answer);
             Content {
-                right_value: values.iter().all(|value| given.contains(&(*value as f64))),
+                right_value: occur_in_order(values, &given),
                 competing: !other_numbers(prompt, answer, values, allowed).is_empty()
                     || names_other_period(&answer_words, &facts.periods),
             }
@@ -170,6 +170,12 @@ fn remove_phrase(text: &mut Vec<String>, phrase: &[String]) -> bool {
     found
 }
 
+/// Whether the values occur among the numbers in their order: the x of a grid cell is not its y.
+fn occur_in_order(values: &[i64], given: &[f64]) -> bool {
+    let mut rest = given.iter();
+    values.iter().all(|value| rest.any(|number| *number == *value as f64))
+}
+
 fn lower(name: &str) -> String {
     words(name).join(" ")
 }
@@ -195,11 +201,12 @@ fn names_other_period(answer: &[String], periods: &[String]) -> bool {
         .iter()
         .map(|said| canonical(said))
         .any(|said| {
-            // An hour is one of today; "Tuesday" will do for "Tuesday Night", which was asked about.
+            // An hour is one of today, and so is the present, where no period is asked for; "Tuesday" will do for
+            // "Tuesday Night", which was asked about.
             let same = |asked: &String| {
                 *asked == said || *asked == format!("{said} night") || !is_period(asked) && said == "monday"
             };
-            !asked.iter().any(same)
+            !asked.iter().any(same) && !(asked.is_empty() && said == "monday")
         })
 }
 

@@ -4,6 +4,7 @@ use serde_json::Value;
 use trajectory::ToolCall;
 
 use super::answer::{contains_phrase, numbers, words};
+use crate::nws::geography::geography;
 use crate::nws::scenarios::{ExpectedCall, Target};
 
 /// Coordinates this near, in degrees, mean the same place.
@@ -71,8 +72,13 @@ fn is_about(target: &Target, arguments: &Value) -> bool {
             };
             near("latitude", *latitude) && near("longitude", *longitude)
         }
-        // Whether the tool understood the state's name is shown by its result.
-        Target::State(_) => arguments.get("state").is_some_and(Value::is_string),
+        Target::State(code) => {
+            let given = arguments.get("state").and_then(Value::as_str).map(str::trim);
+            let name = geography().state(code).map(|state| state.name.as_str());
+            given.is_some_and(|given| {
+                given.eq_ignore_ascii_case(code) || name.is_some_and(|name| given.eq_ignore_ascii_case(name))
+            })
+        }
         Target::Station(id) => {
             let given = arguments.get("station").and_then(Value::as_str);
             given.is_some_and(|given| given.trim().eq_ignore_ascii_case(id))
@@ -98,9 +104,10 @@ fn has_evidence(expected: &ExpectedCall, call: &ToolCall) -> bool {
         return failed && contains_phrase(&words(&text), &words("outside the area"));
     }
     let (text_words, text_numbers) = (words(&text), numbers(&text));
-    !failed
-        && expected.evidence.iter().all(|evidence| match evidence.parse::<f64>() {
-            Ok(number) => text_numbers.contains(&number),
-            Err(_) => contains_phrase(&text_words, &words(evidence)),
-        })
+    let holds = |evidence: &String| match evidence.parse::<f64>() {
+        Ok(number) => text_numbers.contains(&number),
+        Err(_) if evidence.ends_with(':') => text.lines().any(|line| line.starts_with(evidence.as_str())),
+        Err(_) => contains_phrase(&text_words, &words(evidence)),
+    };
+    !failed && expected.evidence.iter().all(holds)
 }

@@ -5,7 +5,7 @@ use trajectory::ToolCall;
 
 use super::*;
 use crate::environment::Environment;
-use crate::nws::scenarios::Target;
+use crate::nws::scenarios::{ExpectedAnswer, Target};
 use crate::nws::teacher::Teacher;
 use crate::nws::test_world::{World, text};
 use crate::scenario::Scenario;
@@ -226,4 +226,100 @@ async fn an_error_or_too_few_days_back_nothing() {
     assert!(world.score(scenario, &calls, &answer).reward <= 0.1 + 1e-9);
     calls[0].is_error = false;
     assert_eq!(world.score(scenario, &calls, &answer).reward, 1.0);
+}
+
+/// The first scenario of a kind that has such facts.
+fn find<'a>(scenarios: &'a [Scenario], kind: &str, fits: impl Fn(&Facts) -> bool) -> &'a Scenario {
+    let found = scenarios
+        .iter()
+        .find(|scenario| scenario.kind == kind && fits(&facts(scenario)));
+    found.unwrap()
+}
+
+#[tokio::test]
+async fn another_states_silence_backs_nothing() {
+    let world = World::new().await;
+    let scenarios = world.environment.scenarios().unwrap();
+    let quiet = find(&scenarios, "alerts", |facts| {
+        matches!(facts.answer, ExpectedAnswer::Nothing { .. })
+    });
+    let asked = &facts(quiet).calls[0].target;
+    let Target::State(code) = asked else {
+        panic!("alerts are of a state")
+    };
+    let other = scenarios.iter().find_map(|scenario| match &facts(scenario) {
+        Facts {
+            calls,
+            answer: ExpectedAnswer::Nothing { of, .. },
+            ..
+        } if of == "alerts" && calls[0].target != *asked => Some(calls[0].target.clone()),
+        _ => None,
+    });
+    let Some(Target::State(other)) = other else {
+        panic!("another state is quiet too")
+    };
+    let answer = format!("There are no active alerts in {code}.");
+    let name = &facts(quiet).subjects[0];
+    for (arguments, expected) in [
+        (json!({ "state": code }), true),
+        (json!({ "state": name }), true),
+        (json!({ "state": code.to_lowercase() }), true),
+        (json!({ "state": other }), false),
+        // That there is no extreme one leaves room for others.
+        (json!({ "state": code, "severity": "extreme" }), false),
+    ] {
+        let call = world.call("get_alerts", arguments.clone()).await;
+        assert!(!call.is_error, "{arguments}");
+        let reward = world.score(quiet, &[call], &answer);
+        assert_eq!(reward.is_success(), expected, "{arguments} {reward:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_warmest_day_alone_does_not_show_that_it_is_the_warmest() {
+    let world = World::new().await;
+    let scenarios = world.environment.scenarios().unwrap();
+    let teacher = Teacher::new(&scenarios);
+    for warmest in ["Thursday", "Tuesday"] {
+        let scenario = find(&scenarios, "warmest_day", |facts| match &facts.answer {
+            ExpectedAnswer::Names { groups, .. } => groups[0] == [warmest],
+            _ => false,
+        });
+        let (calls, answer) = world.taught(&teacher, scenario).await;
+        assert!(world.score(scenario, &calls, &answer).is_success());
+        for (name, value) in [("period", json!(warmest)), ("days", json!(3))] {
+            let mut arguments = calls[0].arguments.clone();
+            arguments[name] = value;
+            let call = world.call("get_forecast", arguments).await;
+            assert!(!call.is_error);
+            assert!(!world.score(scenario, &[call], &answer).is_success(), "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_night_shows_nothing_of_its_day() {
+    let world = World::new().await;
+    let scenarios = world.environment.scenarios().unwrap();
+    let scenario = find(&scenarios, "temperature", |facts| facts.periods == ["Thursday"]);
+    let (mut calls, answer) = world.taught(&Teacher::new(&scenarios), scenario).await;
+    assert!(world.score(scenario, &calls, &answer).is_success());
+    let value = facts(scenario).calls[0].evidence[1].clone();
+    calls[0].result = Some(json!({ "content": [{ "type": "text", "text": format!("Thursday Night: {value} F") }] }));
+    let reward = world.score(scenario, &calls, &answer);
+    assert!(!reward.is_success(), "{reward:?}");
+}
+
+#[tokio::test]
+async fn a_list_of_offices_names_none() {
+    let world = World::new().await;
+    let scenarios = world.environment.scenarios().unwrap();
+    let scenario = find(&scenarios, "grid_point", |facts| facts.measure == "office");
+    let (calls, answer) = world.taught(&Teacher::new(&scenarios), scenario).await;
+    assert!(world.score(scenario, &calls, &answer).is_success());
+    let offices = crate::nws::geography::geography().offices.iter();
+    let all: Vec<&str> = offices.map(|office| office.id.as_str()).collect();
+    for guess in all.windows(30).map(|ids| ids.join(" ")) {
+        assert!(!world.score(scenario, &calls, &guess).is_success(), "{guess}");
+    }
 }

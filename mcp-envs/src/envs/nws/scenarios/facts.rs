@@ -29,7 +29,8 @@ pub struct ExpectedCall {
     pub tools: Vec<String>,
     /// What it has to be about.
     pub target: Target,
-    /// Words that its result has to hold, so that the answer can be read from it.
+    /// What its result has to hold, so that the answer can be read from it: numbers, words, and beginnings of lines,
+    /// which end in a colon (`Tuesday:` is not in a line of `Tuesday Night:`).
     pub evidence: Vec<String>,
     /// The call has to fail, because the service has nothing there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

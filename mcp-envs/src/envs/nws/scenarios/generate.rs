@@ -129,7 +129,7 @@ impl Generator {
                 ("wind_direction", direction(period), period.wind_direction.to_owned())
             }
         };
-        let call = forecast_call(place, &[&period.name, &value]);
+        let call = forecast_call(place, &[&line_of(&period.name), &value]);
         let mut facts = self.facts(&[place.label()], measure, vec![call], answer);
         facts.periods = vec![period.name.clone()];
         let prompt = fill(
@@ -147,7 +147,7 @@ impl Generator {
         let hour = dice.pick(hours.get(1..10)?)?;
         let name = crate::nws::server::text::clock(hour.start.civil);
         let value = hour.temperature.to_string();
-        let call = call(&["get_hourly_forecast"], point(place), &[&name, &value]);
+        let call = call(&["get_hourly_forecast"], point(place), &[&line_of(&name), &value]);
         let mut facts = self.facts(&[place.label()], "temperature", vec![call], number(hour.temperature));
         facts.periods = vec![name.clone()];
         let kind = Kind::HourlyTemperature;
@@ -181,6 +181,7 @@ impl Generator {
         let state = *self.ground.states.get(turn % self.ground.states.len().max(1))?;
         let alerts = self.weather.alerts(&state.code);
         let all = EVENTS.iter().map(|(event, _)| *event).chain(SEVERITIES);
+        let none_in = format!("No active alerts in {}", state.code);
         let (answer, evidence) = match alerts.first() {
             None => {
                 let others = all.map(str::to_owned).collect();
@@ -189,7 +190,7 @@ impl Generator {
                         others,
                         of: "alerts".to_owned(),
                     },
-                    vec!["No"],
+                    vec![none_in.as_str()],
                 )
             }
             Some(worst) => {
@@ -246,11 +247,13 @@ impl Generator {
         let (cell, office) = geography().grid_cell(place.latitude, place.longitude)?;
         let (measure, answer) = if index.is_multiple_of(2) {
             let groups = vec![vec![office.id.clone()]];
+            let ids = geography().offices.iter().map(|other| other.id.clone());
+            let others = ids.filter(|id| *id != office.id).collect();
             (
                 "office",
                 ExpectedAnswer::Names {
                     groups,
-                    others: Vec::new(),
+                    others,
                     allowed: Vec::new(),
                 },
             )
@@ -379,6 +382,11 @@ fn call(tools: &[&str], target: Target, evidence: &[&str]) -> ExpectedCall {
 
 fn forecast_call(place: &Place, evidence: &[&str]) -> ExpectedCall {
     call(&["get_forecast"], point(place), evidence)
+}
+
+/// How the line of a half day or an hour begins in a forecast.
+fn line_of(period: &str) -> String {
+    format!("{period}:")
 }
 
 fn point(place: &Place) -> Target {

@@ -64,6 +64,37 @@ fn a_number_has_to_be_whole_and_alone() {
 }
 
 #[test]
+fn two_numbers_come_in_their_order() {
+    let values = vec![107, 60];
+    let allowed = Vec::new();
+    check(
+        &facts(ExpectedAnswer::Numbers { values, allowed }, &[]),
+        &["Office MPX, grid 107,60, near Duluth, time zone America/Chicago"],
+        &[
+            ("The grid cell is 107,60.", '+'),
+            ("Duluth, MN (46.79, -92.1): x 107, y 60.", '+'),
+            ("The grid cell is 60,107.", '-'),
+            ("107", '-'),
+        ],
+    );
+}
+
+#[test]
+fn the_present_is_today_and_no_other_day() {
+    let (values, allowed) = (vec![61], Vec::new());
+    check(
+        &facts(ExpectedAnswer::Numbers { values, allowed }, &[]),
+        &[],
+        &[
+            ("It is 61 F now.", '+'),
+            ("It is 61 F today.", '+'),
+            ("It is 61 F on Tuesday.", '~'),
+            ("It is 61 F tonight.", '~'),
+        ],
+    );
+}
+
+#[test]
 fn a_night_may_be_called_by_its_day_and_today_has_two_names() {
     let night = facts(
         ExpectedAnswer::Numbers {

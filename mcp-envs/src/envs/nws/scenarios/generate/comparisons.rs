@@ -1,7 +1,7 @@
 //! Questions that compare: the warmest day, two days, two places. The right one leads by enough to be unmistakable.
 
 use super::{Dice, ExpectedAnswer, Generator, Kind, Period, Place, Question, SHOWN_PERIODS};
-use super::{at, fill, forecast_call, ways_to_say, when, words};
+use super::{at, fill, forecast_call, line_of, ways_to_say, when, words};
 
 /// Degrees by which the warmest day leads.
 const WARMEST_LEAD: i64 = 2;
@@ -24,7 +24,11 @@ impl Generator {
             others: rest.iter().flat_map(|period| ways_to_say(&period.name)).collect(),
             allowed: vec![warmest.temperature],
         };
-        let call = forecast_call(place, &["Thursday", &warmest.name, &warmest.temperature.to_string()]);
+        // All of them have to be seen: the line of the warmest one alone does not say that it is.
+        let mut evidence: Vec<String> = shown.iter().map(|period| line_of(&period.name)).collect();
+        evidence.push(warmest.temperature.to_string());
+        let evidence: Vec<&str> = evidence.iter().map(String::as_str).collect();
+        let call = forecast_call(place, &evidence);
         let facts = self.facts(&[place.label()], "warmest", vec![call], answer);
         let prompt = fill(Kind::WarmestDay, "warmest", dice, &[("{place}", &at(place))])?;
         Some(Question { prompt, facts })
@@ -54,7 +58,8 @@ impl Generator {
             allowed: vec![right.rain, wrong.rain],
         };
         let (first_rain, second_rain) = (first.rain.to_string(), second.rain.to_string());
-        let call = forecast_call(place, &[&first.name, &first_rain, &second.name, &second_rain]);
+        let (first_line, second_line) = (line_of(&first.name), line_of(&second.name));
+        let call = forecast_call(place, &[&first_line, &first_rain, &second_line, &second_rain]);
         let mut facts = self.facts(&[place.label()], "rain", vec![call], answer);
         facts.periods = vec![first.name.clone(), second.name.clone()];
         let parts = [
@@ -102,9 +107,10 @@ impl Generator {
             allowed: vec![first_value, second_value],
         };
         let name = &first_period.name;
+        let line = line_of(name);
         let calls = vec![
-            forecast_call(first, &[name, &first_value.to_string()]),
-            forecast_call(second, &[name, &second_value.to_string()]),
+            forecast_call(first, &[&line, &first_value.to_string()]),
+            forecast_call(second, &[&line, &second_value.to_string()]),
         ];
         let mut facts = self.facts(&[first.label(), second.label()], measure, calls, answer);
         facts.periods = vec![name.clone()];
