@@ -1,12 +1,16 @@
-//! Signals: the first asks for an orderly end, the second ends at once.
+//! Signals: the first asks for an orderly end; one that comes after this took too long ends at once.
 
 #[cfg(feature = "torch")]
 use std::sync::Arc;
 #[cfg(feature = "torch")]
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+
+/// An orderly end takes at most 5 seconds. Whoever presses Ctrl-C twice before that must not leave agents behind.
+const ORDERLY_END: Duration = Duration::from_secs(6);
 
 /// Cancelled by SIGINT, SIGTERM or SIGHUP.
 ///
@@ -19,17 +23,18 @@ pub(crate) fn on_signal() -> std::io::Result<CancellationToken> {
     let mut hang_up = signal(SignalKind::hangup())?;
     let cancelled = token.clone();
     tokio::spawn(async move {
+        let mut first = None;
         loop {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
                 _ = hang_up.recv() => {}
             }
-            if cancelled.is_cancelled() {
-                // Whoever signals twice doesn't want to wait; what is durable is on disk already.
+            cancelled.cancel();
+            if first.get_or_insert_with(Instant::now).elapsed() > ORDERLY_END {
+                // What is durable is on disk already.
                 std::process::abort();
             }
-            cancelled.cancel();
         }
     });
     Ok(token)

@@ -78,6 +78,15 @@ struct State {
 }
 
 impl Trainer {
+    /// Whether [`load_checkpoint`](Self::load_checkpoint) would find one at `directory`, also when the process that saved
+    /// the last one died between its renames.
+    ///
+    /// # Errors
+    /// It can't be looked for.
+    pub fn has_checkpoint(directory: &Path) -> Result<bool, TrainError> {
+        Ok(exists(directory)? || exists(&beside(directory, PREVIOUS))?)
+    }
+
     /// Writes a checkpoint to `directory`, replacing the one there. `extra` comes back from
     /// [`load_checkpoint`](Self::load_checkpoint): the store's cursor, the schedule, whatever belongs to the moment.
     ///

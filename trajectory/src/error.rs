@@ -23,6 +23,21 @@ pub enum StoreError {
         #[source]
         source: rusqlite::Error,
     },
+    /// Another process records there.
+    #[error("another trainyard records to {path}; let it end first, or name another file")]
+    InUse {
+        /// The store's file.
+        path: PathBuf,
+    },
+    /// The lock beside the file can't be taken.
+    #[error("can't lock {path}")]
+    Lock {
+        /// The lock's file.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
     /// The file is something else.
     #[error("{path} is not a trajectory store; nothing was changed, pass another file")]
     NotAStore {

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use trajectory::{GroupId, ScenarioId};
 
 use super::evaluation::Evaluation;
 use crate::config::RunConfig;
@@ -120,6 +122,23 @@ pub(crate) struct RunState {
     pub(crate) peak_rss_bytes: u64,
     /// Episodes run so far.
     pub(crate) episodes: EpisodeCounts,
+    /// What the last step still owes to store and metrics, or did owe when the checkpoint was written.
+    #[serde(default)]
+    pub(crate) unsettled: Option<Unsettled>,
+}
+
+/// A step that is in the checkpoint: from here on its groups count as trained. Told to the store and the metrics after the
+/// checkpoint, and once more by a run that resumes from it, since a crash may have come in between.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Unsettled {
+    /// Number of the step.
+    pub(crate) step: u64,
+    /// Its groups.
+    pub(crate) group_ids: Vec<GroupId>,
+    /// Its episodes: scenario, and whether it was solved.
+    pub(crate) outcomes: Vec<(ScenarioId, bool)>,
+    /// Its row of `metrics.jsonl`.
+    pub(crate) metrics: Value,
 }
 
 /// Episodes of a run.

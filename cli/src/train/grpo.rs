@@ -194,14 +194,12 @@ fn episode_seed(seed: u64, step: usize, episode: usize) -> u32 {
     rand::rngs::StdRng::seed_from_u64(stream).random()
 }
 
-/// Pass rates are learnt after the checkpoint, so that a repeated step draws the same scenarios.
-pub(crate) fn record_outcomes(world: &World, outcomes: &[EpisodeOutcome]) -> anyhow::Result<()> {
-    for outcome in outcomes.iter().filter(|outcome| outcome.reward.is_some()) {
-        world
-            .store
-            .record_outcome(&ScenarioId::from(outcome.scenario_id.as_str()), outcome.success())?;
-    }
-    Ok(())
+/// What the store is told of a step: for each episode with a reward its scenario and whether it succeeded.
+pub(crate) fn rewarded(outcomes: &[EpisodeOutcome]) -> Vec<(ScenarioId, bool)> {
+    let rewarded = outcomes.iter().filter(|outcome| outcome.reward.is_some());
+    rewarded
+        .map(|outcome| (outcome.scenario_id.as_str().into(), outcome.success()))
+        .collect()
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {

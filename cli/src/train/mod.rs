@@ -25,14 +25,14 @@ use mcp_envs::rollout::EpisodeOutcome;
 use mcp_envs::scenario::Scenario;
 use tokio_util::sync::CancellationToken;
 use trainer::Trainer;
-use trajectory::PolicyVersion;
+use trajectory::{PolicyVersion, Split, Store};
 
 use self::evaluation::{evaluate, held_out};
-use self::folder::{RunFolder, RunState};
+use self::folder::{RunFolder, RunState, Unsettled};
 use self::memory::PeakMemory;
 use self::progress::line;
 use self::publish::Publisher;
-use self::world::{Loaded, World};
+use self::world::{Loaded, World, open_store};
 use crate::config::RunConfig;
 
 /// The run was told to stop; what is done is kept.
@@ -74,12 +74,17 @@ pub(crate) async fn train(start: Start, shutdown: CancellationToken) -> anyhow::
     line(format!("loading      {}", config.model.path.display()));
     // Everything that can be wrong in the configuration is found before the folder is made.
     let loaded = Loaded::load(&config)?;
-    let folder = match folder {
-        Some(folder) => folder,
-        None => RunFolder::create(&config)?,
+    loaded.check_split(Split::Train)?;
+    loaded.check_split(Split::HeldOut)?;
+    let open = |config: &RunConfig| {
+        let folder = match folder {
+            Some(folder) => folder,
+            None => RunFolder::create(config)?,
+        };
+        Ok((open_store(&folder.store())?, folder))
     };
+    let (world, folder) = unless_interrupted(&shutdown, World::start(config, loaded, open)).await?;
     line(format!("run folder   {}", folder.root().display()));
-    let world = World::start(config, &folder.store(), loaded).await?;
     let stop = CancellationToken::new();
     let result = async {
         let run = Run::restore(&world, &folder, stop.clone(), resumed)?;
@@ -97,6 +102,17 @@ pub(crate) async fn train(start: Start, shutdown: CancellationToken) -> anyhow::
         return Err(Interrupted.into());
     }
     result.map(|()| folder.root().to_owned())
+}
+
+/// Does `work`, but for an interruption: then it is dropped where it stands.
+pub(crate) async fn unless_interrupted<T>(
+    shutdown: &CancellationToken,
+    work: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    tokio::select! {
+        done = work => done,
+        () = shutdown.cancelled() => Err(Interrupted.into()),
+    }
 }
 
 /// A run in progress.
@@ -125,11 +141,14 @@ impl<'a> Run<'a> {
             world.config.run.seed,
         )?;
         let mut state = RunState::default();
-        if resumed && std::fs::metadata(folder.checkpoint()).is_ok() {
+        if resumed && Trainer::has_checkpoint(&folder.checkpoint())? {
             let extra = trainer.load_checkpoint(&folder.checkpoint())?;
             state = serde_json::from_value(extra).context("the state in the checkpoint")?;
         }
         folder.drop_adapters_after(state.version)?;
+        if let Some(unsettled) = &state.unsettled {
+            settle(&world.store, folder, unsettled, None)?;
+        }
         let publisher = Publisher::new(world.inference.clone(), &world.proxy_url)?;
         let memory = PeakMemory::watch(state.peak_rss_bytes, stop);
         let earlier_seconds = state.seconds;
@@ -227,12 +246,21 @@ impl<'a> Run<'a> {
             let difference = done.metrics.trainer.engine_trainer_max_abs_diff.unwrap_or_default();
             self.state.engine_trainer_max_abs_diff = self.state.engine_trainer_max_abs_diff.max(difference);
             self.state.step = step;
+            let unsettled = Unsettled {
+                step: step as u64,
+                outcomes: grpo::rewarded(&done.outcomes),
+                group_ids: done.group_ids,
+                metrics: serde_json::to_value(&done.metrics)?,
+            };
+            self.state.unsettled = Some(unsettled.clone());
             let swapped = Instant::now();
             self.publish().await?;
-            // Only now: a group counts as trained once the checkpoint holds what was learnt from it.
-            self.world.store.acknowledge(&done.group_ids, step as u64)?;
-            grpo::record_outcomes(self.world, &done.outcomes)?;
-            report::append_metrics(self.folder, &done.metrics, swapped.elapsed().as_secs_f64())?;
+            settle(
+                &self.world.store,
+                self.folder,
+                &unsettled,
+                Some(swapped.elapsed().as_secs_f64()),
+            )?;
             let each = begun.elapsed().as_secs_f64() / (step - first) as f64;
             report::step_line(
                 &done.metrics,
@@ -307,6 +335,17 @@ impl<'a> Run<'a> {
         };
         counts.tainted += outcomes.iter().filter(|outcome| tainted(outcome)).count();
     }
+}
+
+/// Tells store and metrics of a step that the checkpoint holds; again changes nothing.
+fn settle(
+    store: &Store,
+    folder: &RunFolder,
+    done: &Unsettled,
+    publish_seconds: Option<f64>,
+) -> anyhow::Result<()> {
+    store.acknowledge(&done.group_ids, done.step, &done.outcomes)?;
+    report::append_metrics(folder, &done.metrics, publish_seconds)
 }
 
 /// An evaluation or a step needs episodes that ran: all failing alike is a broken set-up, not a result.

@@ -1,7 +1,5 @@
 //! What a run leaves behind: lines for people, `summary.json` and `metrics.jsonl` for machines, a plot, transcripts.
 
-use std::io::Write;
-
 use anyhow::Context;
 use mcp_envs::scenario::Scenario;
 use mcp_envs::statistics::{Attempt, Column, markdown_table, render_transcripts, text_table};
@@ -55,26 +53,25 @@ pub(crate) fn step_line(metrics: &StepMetrics, steps: usize, left: f64) {
     ));
 }
 
-/// Adds a row to `metrics.jsonl`. A row of a step that is repeated after a crash replaces the earlier one.
-pub(crate) fn append_metrics(folder: &RunFolder, metrics: &StepMetrics, publish_seconds: f64) -> anyhow::Result<()> {
-    let mut row = serde_json::to_value(metrics)?;
-    row["publish_seconds"] = json!(publish_seconds);
-    let known = read_metrics(folder)?;
-    let before: Vec<&Value> = known
-        .iter()
-        .filter(|earlier| earlier["step"].as_u64() < row["step"].as_u64())
-        .collect();
-    if before.len() == known.len() {
-        let mut file = std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(folder.metrics())?;
-        writeln!(file, "{row}")?;
-    } else {
-        let lines: String = before.into_iter().chain([&row]).map(|row| format!("{row}\n")).collect();
-        std::fs::write(folder.metrics(), lines)?;
+/// Adds a step's row to `metrics.jsonl`, and drops what is there of later steps: they are repeated. A row that is there
+/// already stays, where the time of its publishing is no longer known.
+pub(crate) fn append_metrics(folder: &RunFolder, row: &Value, publish_seconds: Option<f64>) -> anyhow::Result<()> {
+    let mut rows = read_metrics(folder)?;
+    let is_there = rows.iter().any(|earlier| earlier["step"] == row["step"]);
+    rows.retain(|earlier| earlier["step"].as_u64() <= row["step"].as_u64());
+    if publish_seconds.is_some() || !is_there {
+        rows.retain(|earlier| earlier["step"] != row["step"]);
+        let mut row = row.clone();
+        row["publish_seconds"] = json!(publish_seconds);
+        rows.push(row);
     }
-    Ok(())
+    let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    // A reader, or a crash, finds the old rows or the new ones.
+    let path = folder.metrics();
+    let written = path.with_extension("jsonl.incomplete");
+    std::fs::write(&written, lines)
+        .and_then(|()| std::fs::rename(&written, &path))
+        .with_context(|| format!("can't write {}", path.display()))
 }
 
 fn read_metrics(folder: &RunFolder) -> anyhow::Result<Vec<Value>> {

@@ -6,9 +6,9 @@ use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 use trajectory::Split;
 
-use super::Interrupted;
+use super::{Interrupted, unless_interrupted};
 use super::publish::Publisher;
-use super::world::{Loaded, World};
+use super::world::{Loaded, World, open_store};
 use crate::config::RunConfig;
 
 /// Starts engine, proxy, tools and agent as `config` says, recording to `store`; publishes `adapter`; does `work` on the
@@ -32,10 +32,13 @@ pub(crate) async fn with_policy<T>(
     if let Some(adapter) = &adapter {
         loaded.check_adapter(adapter)?;
     }
-    if let Some(folder) = store.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).with_context(|| format!("can't create {}", folder.display()))?;
-    }
-    let world = World::start(config, store, loaded).await?;
+    let open = |_: &RunConfig| {
+        if let Some(folder) = store.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).with_context(|| format!("can't create {}", folder.display()))?;
+        }
+        Ok((open_store(store)?, ()))
+    };
+    let (world, ()) = unless_interrupted(shutdown, World::start(config, loaded, open)).await?;
     let result = async {
         // A store that was recorded to before may name another policy as current.
         let mut publisher = Publisher::new(world.inference.clone(), &world.proxy_url)?;

@@ -52,6 +52,14 @@ pub(crate) struct World {
     stop: CancellationToken,
 }
 
+/// Opens the store of a run or of an evaluation to record to.
+///
+/// # Errors
+/// A usage error if it can't be opened, or another process records to it.
+pub(crate) fn open_store(path: &Path) -> Result<Store, UsageError> {
+    Store::open_to_record(path).map_err(|error| UsageError::new(chain(&error)))
+}
+
 /// The parts that can be wrong in the configuration: loaded before anything is written.
 pub(crate) struct Loaded {
     environment: Arc<dyn Environment>,
@@ -64,9 +72,10 @@ impl Loaded {
     /// Reads the model and the scenarios.
     ///
     /// # Errors
-    /// A usage error if the model can't be read or a scenario file has a bad line.
+    /// A usage error if the model can't be read, a scenario file has a bad line, or the trainer's settings make no sense.
     pub(crate) fn load(config: &RunConfig) -> Result<Self, UsageError> {
         let usage = |error: &dyn std::error::Error| UsageError::new(chain(error));
+        config.trainer.settings(&config.model.path)?;
         let options = LoadOptions::parse(&config.model.device, &config.model.dtype).map_err(|error| usage(&error))?;
         let environment: Arc<dyn Environment> = match &config.environment.scenarios {
             Some(path) => Arc::new(NwsEnvironment::load(path).map_err(|error| usage(&error))?),
@@ -111,8 +120,18 @@ impl Loaded {
 }
 
 impl World {
-    /// Starts every part on a loopback port, recording to `store`.
-    pub(crate) async fn start(config: RunConfig, store: &Path, loaded: Loaded) -> anyhow::Result<Self> {
+    /// Starts every part on a loopback port. `open_store` is called when nothing else can be wrong, so that what it makes
+    /// belongs to a run that runs; what it returns beside the store is passed on.
+    ///
+    /// # Errors
+    /// A usage error: a port that is in use, a limit that makes no sense, a tool server or an agent that can't be started;
+    /// what `open_store` says.
+    pub(crate) async fn start<T>(
+        config: RunConfig,
+        loaded: Loaded,
+        open_store: impl FnOnce(&RunConfig) -> anyhow::Result<(Store, T)>,
+    ) -> anyhow::Result<(Self, T)> {
+        let usage = |error: &dyn std::error::Error| UsageError::new(chain(error));
         let (servers, stop) = (TaskTracker::new(), CancellationToken::new());
         let Loaded {
             environment,
@@ -120,6 +139,7 @@ impl World {
             tokenizer,
             model,
         } = loaded;
+        let proxy_listener = listen(&config.proxy.listen).await?;
         let listener = listen("127.0.0.1:0").await?;
         let weather_url = url(&listener)?;
         let weather = Weather::new(config.environment.seed);
@@ -146,7 +166,8 @@ impl World {
                 max_model_len: config.engine.max_model_len,
                 ..EngineConfig::default()
             },
-        )?;
+        )
+        .map_err(|error| usage(&error))?;
         let listener = listen("127.0.0.1:0").await?;
         let engine_url = url(&listener)?;
         let api_config = ApiConfig {
@@ -162,27 +183,27 @@ impl World {
             inference::api::serve(listener, api, stop.clone()),
         ));
 
-        let store = Store::open(store)?;
-        let listener = listen(&config.proxy.listen).await?;
-        let proxy_url = url(&listener)?;
+        let proxy_url = url(&proxy_listener)?;
         let proxy_config = proxy_config(&config, &engine_url, &teacher_url, &weather_url)?;
-        servers.spawn(until(
-            stop.clone(),
-            "proxy",
-            proxy::serve(listener, proxy_config, store.clone(), stop.clone()),
-        ));
-
+        proxy_config.validate().map_err(|error| usage(&error))?;
         let driver = RolloutDriver::new(RolloutConfig {
             proxy_url: proxy_url.clone(),
             token: None,
             agent: agent_config(&config),
             concurrency: config.rollout.concurrency,
         })
-        .map_err(|error| UsageError::new(chain(&error)))?;
+        .map_err(|error| usage(&error))?;
         let inference = InferenceServer::new(&engine_url, None)?;
         inference.wait_ready(Duration::from_secs(60)).await?;
-        driver.prepare().await.map_err(|error| UsageError::new(chain(&error)))?;
-        Ok(Self {
+        driver.prepare().await.map_err(|error| usage(&error))?;
+
+        let (store, opened) = open_store(&config)?;
+        servers.spawn(until(
+            stop.clone(),
+            "proxy",
+            proxy::serve(proxy_listener, proxy_config, store.clone(), stop.clone()),
+        ));
+        let world = Self {
             config,
             store,
             environment,
@@ -195,7 +216,8 @@ impl World {
             engine,
             servers,
             stop,
-        })
+        };
+        Ok((world, opened))
     }
 
     /// The scenarios that the policy may learn from.

@@ -1,7 +1,8 @@
 //! The store: one SQLite file that keeps every episode.
 //!
 //! One thread writes and commits in groups ([`writer`]); a write has returned when it is durable. Reads run on
-//! connections of their own and never wait for writes. Several processes may use one file at a time.
+//! connections of their own and never wait for writes. Several processes may use one file at a time, but only one may
+//! record episodes ([`Store::open_to_record`]).
 
 mod episodes;
 mod reading;
@@ -11,6 +12,7 @@ mod sqlite;
 mod training;
 mod writer;
 
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -109,6 +111,8 @@ struct Inner {
     path: PathBuf,
     writer: Writer,
     idle_readers: Mutex<Vec<Connection>>,
+    /// Held by the one process that records; the system releases it however that process ends.
+    _recording: Option<File>,
 }
 
 impl std::fmt::Debug for Store {
@@ -139,11 +143,39 @@ impl Store {
         }
     }
 
+    /// Opens the store for the one process that records episodes in it, until the last handle is dropped: a recorder
+    /// marks what its predecessor left open as tainted, and must not do that to one that lives. Readers are not kept out.
+    ///
+    /// # Errors
+    /// As [`Store::open`], and where another process records there already.
+    pub fn open_to_record(path: &Path) -> Result<Self, StoreError> {
+        // Not on the store's own file: when a process closes one of its handles, SQLite's locks are lost with it.
+        let mut name = path.as_os_str().to_owned();
+        name.push(".lock");
+        let lock_path = PathBuf::from(name);
+        let lock = |source| StoreError::Lock {
+            path: lock_path.clone(),
+            source,
+        };
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false);
+        let file = options.open(&lock_path).map_err(lock)?;
+        match file.try_lock() {
+            Ok(()) => Self::open_locked(path, Sync::Process, Some(file)),
+            Err(TryLockError::WouldBlock) => Err(StoreError::InUse { path: path.to_owned() }),
+            Err(TryLockError::Error(source)) => Err(lock(source)),
+        }
+    }
+
     /// [`Store::open`] with a choice of what writes survive.
     ///
     /// # Errors
     /// As [`Store::open`].
     pub fn open_with(path: &Path, sync: Sync) -> Result<Self, StoreError> {
+        Self::open_locked(path, sync, None)
+    }
+
+    fn open_locked(path: &Path, sync: Sync, recording: Option<File>) -> Result<Self, StoreError> {
         let connection = sqlite::open_writer(path, sync).map_err(|fault| fault.at(path, "be opened"))?;
         let writer = Writer::start(connection).map_err(|error| {
             tracing::error!(%error, "can't start the store's writer thread");
@@ -154,6 +186,7 @@ impl Store {
                 path: path.to_owned(),
                 writer,
                 idle_readers: Mutex::default(),
+                _recording: recording,
             }),
         })
     }

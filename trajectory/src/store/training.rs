@@ -19,6 +19,12 @@ const RECENT_WEIGHT: f64 = 0.2;
 /// The recent pass rate before any outcome: nothing is known, and such a scenario is worth trying.
 const RECENT_START: f64 = 0.5;
 
+/// Counts an outcome of a scenario.
+const COUNT_OUTCOME: &str = "INSERT INTO pass_rates (scenario_id, attempts, successes, recent) \
+    VALUES (:scenario_id, 1, :success, :start + :weight * (:outcome - :start)) \
+    ON CONFLICT (scenario_id) DO UPDATE SET attempts = attempts + 1, \
+    successes = successes + :success, recent = recent + :weight * (:outcome - recent)";
+
 impl Store {
     /// Groups to train on, oldest first, and how many were left out for which reason.
     ///
@@ -30,20 +36,41 @@ impl Store {
         })
     }
 
-    /// Marks groups as trained on in `step`; they are never ready again. Doing it twice changes nothing.
+    /// Marks groups as trained on in `step`, so that they are ready only where trained ones are asked for, and counts
+    /// what came of their episodes: for each its scenario and whether it succeeded. Both or neither is done. Doing it
+    /// again changes nothing: outcomes count only together with a group that was not marked before.
     ///
     /// # Errors
     /// The store can't be written.
-    pub fn acknowledge(&self, groups: &[GroupId], step: u64) -> Result<(), StoreError> {
-        let groups = groups.to_vec();
+    pub fn acknowledge(
+        &self,
+        groups: &[GroupId],
+        step: u64,
+        outcomes: &[(ScenarioId, bool)],
+    ) -> Result<(), StoreError> {
+        let (groups, outcomes) = (groups.to_vec(), outcomes.to_vec());
         self.write("acknowledge groups", move |connection| {
             let sql = format!("{} ON CONFLICT DO NOTHING", ACKNOWLEDGEMENTS.insert());
             let mut insert = connection.prepare(&sql)?;
+            let mut n_new = 0;
             for group in groups {
-                insert.execute(named_params! {
+                n_new += insert.execute(named_params! {
                     ":group_id": group.as_str(),
                     ":step": to_integer(step),
                     ":acknowledged_at_ms": now_ms(),
+                })?;
+            }
+            if n_new == 0 {
+                return Ok(());
+            }
+            let mut count = connection.prepare(COUNT_OUTCOME)?;
+            for (scenario, success) in outcomes {
+                count.execute(named_params! {
+                    ":scenario_id": scenario.as_str(),
+                    ":success": success,
+                    ":outcome": f64::from(u8::from(success)),
+                    ":weight": RECENT_WEIGHT,
+                    ":start": RECENT_START,
                 })?;
             }
             Ok(())
@@ -93,29 +120,6 @@ impl Store {
                 ":version": to_integer(policy.version.0),
                 ":adapter": policy.adapter,
                 ":switched_at_ms": now_ms(),
-            })?;
-            Ok(())
-        })
-    }
-
-    /// Counts an outcome of a scenario.
-    ///
-    /// # Errors
-    /// The store can't be written.
-    pub fn record_outcome(&self, scenario: &ScenarioId, success: bool) -> Result<(), StoreError> {
-        let scenario = scenario.clone();
-        self.write("record an outcome", move |connection| {
-            let outcome = f64::from(u8::from(success));
-            let sql = "INSERT INTO pass_rates (scenario_id, attempts, successes, recent) \
-                       VALUES (:scenario_id, 1, :success, :start + :weight * (:outcome - :start)) \
-                       ON CONFLICT (scenario_id) DO UPDATE SET attempts = attempts + 1, \
-                       successes = successes + :success, recent = recent + :weight * (:outcome - recent)";
-            connection.prepare(sql)?.execute(named_params! {
-                ":scenario_id": scenario.as_str(),
-                ":success": success,
-                ":outcome": outcome,
-                ":weight": RECENT_WEIGHT,
-                ":start": RECENT_START,
             })?;
             Ok(())
         })

@@ -95,9 +95,9 @@ fn what_a_kind_lacks_comes_from_earlier_steps_the_newest_first() {
     world.play("older", "wind-2", &[1.0, 1.0]);
     world.play("wrong", "wind-2", &[0.1, 0.0]);
     let earlier: Vec<GroupId> = ["oldest", "older", "wrong"].map(GroupId::from).into();
-    world.store.acknowledge(&earlier, 1).unwrap();
+    world.store.acknowledge(&earlier, 1, &[]).unwrap();
     world.play("latest", "wind-1", &[1.0, 1.0]);
-    world.store.acknowledge(&["latest".into()], 2).unwrap();
+    world.store.acknowledge(&["latest".into()], 2, &[]).unwrap();
     world.play("now", "wind-1", &[0.0, 0.5]);
     world.play("new kind", "alerts-1", &[0.0, 0.0]);
 
@@ -116,7 +116,7 @@ fn what_a_kind_lacks_comes_from_earlier_steps_the_newest_first() {
 fn groups_that_no_step_has_trained_on_are_not_replayed() {
     let world = World::new();
     world.play("trained", "wind-1", &[1.0, 0.0]);
-    world.store.acknowledge(&["trained".into()], 1).unwrap();
+    world.store.acknowledge(&["trained".into()], 1, &[]).unwrap();
     world.play("abandoned", "wind-2", &[1.0, 1.0]);
     world.play("now", "wind-1", &[0.0, 0.5]);
     let kinds = HashMap::from(["wind-1", "wind-2"].map(|id| (ScenarioId::from(id), "wind".to_owned())));

@@ -132,8 +132,8 @@ fn a_group_is_trained_on_once() {
         &["a", "b"],
         &[],
     );
-    world.store.acknowledge(&["a".into(), "b".into()], 1).unwrap();
-    world.store.acknowledge(&["b".into()], 2).unwrap();
+    world.store.acknowledge(&["a".into(), "b".into()], 1, &[]).unwrap();
+    world.store.acknowledge(&["b".into()], 2, &[]).unwrap();
     let world = world.reopen();
     world.check_ready(&ReadyFilter::default(), &["c"], &[]);
     let named = ReadyFilter {
@@ -167,8 +167,10 @@ fn policy_pass_rates_and_values_are_kept() {
         .unwrap();
     world.store.set_policy(&policy).unwrap();
     let scenario = ScenarioId::from("rain");
-    for success in [true, true, false] {
-        world.store.record_outcome(&scenario, success).unwrap();
+    world.play("a", 1.0);
+    let outcomes = [true, true, false].map(|success| (scenario.clone(), success));
+    for _ in 0..2 {
+        world.store.acknowledge(&["a".into()], 1, &outcomes).unwrap();
     }
     assert_eq!(world.store.meta_get("cursor").unwrap(), None);
     world.store.meta_set("cursor", &json!(1)).unwrap();
