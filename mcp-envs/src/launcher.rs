@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use fork::{Connection, ForkServer, ForkedExit};
@@ -120,12 +120,12 @@ impl Launcher {
         }
     }
 
-    /// Does what takes long before the first launch: the fork launcher's imports.
+    /// Does what can be done before the first launch: looks for the program, or makes the fork launcher's imports.
     pub(crate) async fn prepare(&self, command: &[String]) -> Result<(), LaunchError> {
-        if let LauncherKind::Fork { preload } = &self.kind {
-            self.connect(command, preload).await?;
+        match &self.kind {
+            LauncherKind::Plain => find_program(command, &self.base.environment),
+            LauncherKind::Fork { preload } => self.connect(command, preload).await.map(drop),
         }
-        Ok(())
     }
 
     /// Starts one process.
@@ -154,6 +154,22 @@ impl Launcher {
         *server = Some(started);
         Ok(connection)
     }
+}
+
+/// Whether there is a file that the command's first word means. One with a placeholder is known only in an episode.
+fn find_program(command: &[String], environment: &BTreeMap<String, String>) -> Result<(), LaunchError> {
+    let program = command.first().ok_or(LaunchError::EmptyCommand)?;
+    let path = environment.get("PATH");
+    let is_there = match path {
+        _ if program.contains('{') => true,
+        _ if program.contains('/') => Path::new(program).is_file(),
+        Some(path) => std::env::split_paths(path).any(|folder| folder.join(program).is_file()),
+        None => true,
+    };
+    is_there.then_some(()).ok_or_else(|| LaunchError::Start {
+        program: program.clone(),
+        source: std::io::Error::from(std::io::ErrorKind::NotFound),
+    })
 }
 
 fn launch_plain(request: LaunchRequest) -> Result<RunningAgent, LaunchError> {

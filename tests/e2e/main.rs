@@ -1,5 +1,6 @@
 //! Whole-system tests, one behaviour area a file.
 
 mod failures;
+mod interruptions;
 mod ring;
 mod tidy;

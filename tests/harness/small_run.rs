@@ -10,8 +10,8 @@ pub struct SmallRun {
 }
 
 impl SmallRun {
-    /// Writes the model and a configuration into a temporary folder. `changes` are lines `section.key = value` that
-    /// replace or add to the configuration.
+    /// Writes the model and a configuration into a temporary folder. `changes` are lines `section.key = value`, or
+    /// whole sections, that replace or add to the configuration.
     ///
     /// # Panics
     /// If the files can't be written.
@@ -69,7 +69,10 @@ impl SmallRun {
 }
 
 fn set(config: &mut toml::Table, key: &str, value: toml::Value) {
-    let (section, name) = key.split_once('.').unwrap_or((key, ""));
+    let Some((section, name)) = key.split_once('.') else {
+        config.insert(key.to_owned(), value);
+        return;
+    };
     let table = config.entry(section).or_insert_with(|| toml::Table::new().into());
     if let Some(table) = table.as_table_mut() {
         table.insert(name.to_owned(), value);

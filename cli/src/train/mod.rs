@@ -338,12 +338,7 @@ impl<'a> Run<'a> {
 }
 
 /// Tells store and metrics of a step that the checkpoint holds; again changes nothing.
-fn settle(
-    store: &Store,
-    folder: &RunFolder,
-    done: &Unsettled,
-    publish_seconds: Option<f64>,
-) -> anyhow::Result<()> {
+fn settle(store: &Store, folder: &RunFolder, done: &Unsettled, publish_seconds: Option<f64>) -> anyhow::Result<()> {
     store.acknowledge(&done.group_ids, done.step, &done.outcomes)?;
     report::append_metrics(folder, &done.metrics, publish_seconds)
 }

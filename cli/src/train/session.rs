@@ -6,9 +6,9 @@ use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 use trajectory::Split;
 
-use super::{Interrupted, unless_interrupted};
 use super::publish::Publisher;
 use super::world::{Loaded, World, open_store};
+use super::{Interrupted, unless_interrupted};
 use crate::config::RunConfig;
 
 /// Starts engine, proxy, tools and agent as `config` says, recording to `store`; publishes `adapter`; does `work` on the

@@ -75,6 +75,8 @@ fn a_checkpoint_is_replaced_as_a_whole() {
     // Killed between the two renames: the old one lies beside, and a new one may lie there unfinished.
     fs::rename(&directory, beside(&directory, PREVIOUS)).unwrap();
     fs::create_dir(beside(&directory, "incomplete")).unwrap();
+    assert!(Trainer::has_checkpoint(&directory).unwrap());
+    assert!(!Trainer::has_checkpoint(&folder.path().join("other")).unwrap());
     assert_eq!(trainer.load_checkpoint(&directory).unwrap(), json!({"cursor": 8}));
     trainer.save_checkpoint(&directory, &json!({"cursor": 9})).unwrap();
     assert_eq!(trainer.load_checkpoint(&directory).unwrap(), json!({"cursor": 9}));

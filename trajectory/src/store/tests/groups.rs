@@ -186,3 +186,19 @@ fn policy_pass_rates_and_values_are_kept() {
     assert!((rate.recent - 0.8 * (0.8 * 0.6 + 0.2)).abs() < 1e-12, "{}", rate.recent);
     assert_eq!(world.store.meta_get("cursor").unwrap(), Some(json!({"step": 2})));
 }
+
+#[test]
+fn one_process_records_and_others_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trajectories.db");
+    let recorder = Store::open_to_record(&path).unwrap();
+    let clone = recorder.clone();
+    let refused = Store::open_to_record(&path).unwrap_err();
+    assert!(matches!(refused, StoreError::InUse { .. }), "{refused}");
+    assert!(say(&refused).contains("trajectories.db"), "{refused}");
+    Store::open_existing(&path).unwrap();
+    drop(recorder);
+    assert!(Store::open_to_record(&path).is_err(), "a handle is still open");
+    drop(clone);
+    Store::open_to_record(&path).unwrap();
+}
