@@ -158,13 +158,28 @@ fn a_port_in_use_is_named_and_no_store_is_made() {
 }
 
 #[test]
-fn a_proxy_beyond_loopback_needs_a_token() {
+fn servers_beyond_loopback_need_a_token() {
     let folder = tempfile::tempdir().unwrap();
-    let arguments = ["proxy", "--upstream", "http://127.0.0.1:1", "--listen", "0.0.0.0:0"];
+    for command in [
+        &["proxy", "--upstream", "http://127.0.0.1:1"][..],
+        &["env", "nws", "--stand-in", "1"],
+    ] {
+        check_refused(
+            folder.path(),
+            &[command, &["--listen", "0.0.0.0:0"]].concat(),
+            &["reachable from other machines", "TRAINYARD_TOKEN"],
+        );
+    }
+}
+
+#[test]
+fn a_key_that_no_header_can_hold_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = ["proxy", "--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"];
     check_refused(
         folder.path(),
-        &arguments,
-        &["reachable from other machines", "TRAINYARD_TOKEN"],
+        &[&upstream[..], &["--upstream-key", "two\nlines"]].concat(),
+        &["policy", "key"],
     );
 }
 

@@ -116,6 +116,7 @@ impl ProxyConfig {
                     name: name.into(),
                 });
             }
+            crate::upstream::Upstream::new(upstream)?;
             if upstream.timeout.is_zero() {
                 return Err(ConfigError::Zero { name: "timeout" });
             }

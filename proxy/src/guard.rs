@@ -4,9 +4,9 @@
 use std::net::SocketAddr;
 
 use http::uri::Authority;
-use http::{HeaderMap, Uri, header};
+use http::{HeaderMap, HeaderValue, Uri, header};
 
-use crate::address::{api_key, secrets_equal};
+use crate::address::{EpisodeKey, api_key, secrets_equal};
 use crate::error::ApiError;
 
 /// The rules of one listener.
@@ -32,6 +32,15 @@ impl Guard {
             (Some(token), Some(key)) => secrets_equal(token, key),
             _ => false,
         }
+    }
+
+    /// Whether a header's value, bare or after a scheme, is a key that this proxy gave out: the control token or an
+    /// episode's key. Such a value is nobody else's business.
+    pub(crate) fn is_our_key(&self, value: &HeaderValue) -> bool {
+        let Ok(value) = value.to_str() else { return false };
+        let key = value.split_once(' ').map_or(value, |(_, key)| key).trim();
+        let is_token = self.token.as_deref().is_some_and(|token| secrets_equal(token, key));
+        is_token || EpisodeKey::parse(key).is_some()
     }
 
     /// For control routes.
@@ -81,7 +90,6 @@ impl Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::HeaderValue;
 
     fn check(guard: &Guard, pairs: &[(&'static str, &'static str)]) -> Result<(), &'static str> {
         let mut headers = HeaderMap::new();

@@ -12,9 +12,9 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use crate::address::EpisodeKey;
 use crate::config::{ConfigError, ProxyConfig, UpstreamConfig};
 use crate::error::ApiError;
+use crate::guard::Guard;
 
 /// Connections are pooled and kept alive; shared by all upstreams.
 pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
@@ -58,7 +58,7 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    fn new(config: &UpstreamConfig) -> Result<Self, ConfigError> {
+    pub(crate) fn new(config: &UpstreamConfig) -> Result<Self, ConfigError> {
         let bad_url = || ConfigError::Url {
             name: config.name.clone(),
             url: config.url.clone(),
@@ -106,26 +106,23 @@ impl Upstream {
             .map_err(|_| ApiError::bad_request("invalid_path", "the request's path can't be passed on"))
     }
 
-    /// The agent's headers, less what concerns its connection to us, with this server's key.
-    pub(crate) fn request_headers(&self, from_agent: &HeaderMap) -> HeaderMap {
+    /// The agent's headers, less what concerns its connection to us and every key of ours, with this server's key.
+    pub(crate) fn request_headers(&self, from_agent: &HeaderMap, guard: &Guard) -> HeaderMap {
         let mut headers = end_to_end(from_agent);
         for ours in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
             headers.remove(ours);
         }
-        let trainyards: Vec<HeaderName> = headers
-            .keys()
-            .filter(|name| name.as_str().starts_with("x-trainyard-"))
-            .cloned()
+        let ours: Vec<HeaderName> = headers
+            .iter()
+            .filter(|(name, value)| name.as_str().starts_with("x-trainyard-") || guard.is_our_key(value))
+            .map(|(name, _)| name.clone())
             .collect();
-        for name in trainyards {
+        for name in ours {
             headers.remove(name);
         }
         if let Some(authorization) = &self.authorization {
             headers.remove("x-api-key");
             headers.insert(header::AUTHORIZATION, authorization.clone());
-        } else if crate::address::api_key(from_agent).is_some_and(|key| EpisodeKey::parse(key).is_some()) {
-            headers.remove("x-api-key");
-            headers.remove(header::AUTHORIZATION);
         }
         headers
     }
@@ -317,19 +314,31 @@ mod tests {
             ("x-trainyard-episode", "1"),
             ("host", "proxy"),
             ("user-agent", "agent"),
+            ("api-key", "t0ken"),
+            ("x-forwarded-key", "Bearer t0ken"),
         ] {
             agent.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         let upstream = Upstream::new(&UpstreamConfig::new("u", "http://h")).unwrap();
-        let sent = upstream.request_headers(&agent);
+        let guard = Guard::new(Some("t0ken".into()), "127.0.0.1:80".parse().unwrap());
+        let sent = upstream.request_headers(&agent, &guard);
         assert_eq!(sent.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["user-agent"]);
         agent.insert("authorization", HeaderValue::from_static("Bearer sk-own"));
-        assert_eq!(upstream.request_headers(&agent)["authorization"], "Bearer sk-own");
+        assert_eq!(
+            upstream.request_headers(&agent, &guard)["authorization"],
+            "Bearer sk-own"
+        );
+        agent.insert("x-api-key", HeaderValue::from_static("ty-a-b"));
+        agent.insert("authorization", HeaderValue::from_static("bearer  t0ken"));
+        let sent = upstream.request_headers(&agent, &guard);
+        assert_eq!(sent.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["user-agent"]);
         let config = UpstreamConfig {
             api_key: Some("sk-theirs".into()),
             ..UpstreamConfig::new("u", "http://h")
         };
         let upstream = Upstream::new(&config).unwrap();
-        assert_eq!(upstream.request_headers(&agent)["authorization"], "Bearer sk-theirs");
+        let sent = upstream.request_headers(&agent, &guard);
+        assert_eq!(sent["authorization"], "Bearer sk-theirs");
+        assert_eq!(sent.len(), 2, "{sent:?}");
     }
 }

@@ -129,7 +129,7 @@ pub struct Episode {
 
 /// What is known of an episode when it closes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct CloseEpisode {
     /// Why the rollout ended.
     pub stop_reason: Option<String>,

@@ -5,9 +5,9 @@ use mcp_envs::envs::nws::client::{ClientConfig, DEFAULT_URL, NwsClient};
 use mcp_envs::envs::nws::server::NwsServer;
 use mcp_envs::envs::nws::stand_in::{self, Faults, StandIn};
 use mcp_envs::envs::nws::weather::Weather;
-use mcp_envs::server::{MCP_PATH, serve_http, serve_stdio};
+use mcp_envs::server::{HttpAccess, MCP_PATH, serve_http, serve_stdio};
 
-use super::listen;
+use super::{demand_token, listen};
 use crate::failure::{UsageError, chain};
 use crate::shutdown;
 use crate::telemetry::{print, print_error};
@@ -42,6 +42,9 @@ struct NwsArgs {
     /// Another `Host` that HTTP requests may name, beside those of loopback; may be repeated
     #[arg(long = "allow-host", value_name = "HOST", requires = "listen")]
     allowed_hosts: Vec<String>,
+    /// Token that HTTP requests must carry; demanded beyond loopback
+    #[arg(long, env = "TRAINYARD_TOKEN", hide_env_values = true)]
+    token: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -66,7 +69,11 @@ pub(crate) async fn run(args: EnvArgs) -> anyhow::Result<()> {
 async fn nws(args: NwsArgs) -> anyhow::Result<()> {
     let shutdown = shutdown::on_signal()?;
     let http = match &args.listen {
-        Some(address) => Some(listen(address).await?),
+        Some(address) => {
+            let listener = listen(address).await?;
+            demand_token(listener.local_addr()?, args.token.as_deref())?;
+            Some(listener)
+        }
         None => None,
     };
     // Lives as long as the server that asks it.
@@ -82,7 +89,10 @@ async fn nws(args: NwsArgs) -> anyhow::Result<()> {
             serve_http(
                 listener,
                 move || NwsServer::new(client.clone()),
-                &args.allowed_hosts,
+                HttpAccess {
+                    allowed_hosts: args.allowed_hosts,
+                    token: args.token,
+                },
                 shutdown,
             )
             .await?;

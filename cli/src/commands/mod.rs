@@ -19,6 +19,8 @@ pub(crate) mod sft;
 #[cfg(feature = "torch")]
 pub(crate) mod train;
 
+use std::net::SocketAddr;
+
 use tokio::net::TcpListener;
 
 use crate::args::Command;
@@ -52,4 +54,15 @@ pub(crate) async fn listen(address: &str) -> Result<TcpListener, UsageError> {
         UsageError::new(format!("can't listen on {address}: {source}"))
             .hint("give HOST:PORT; if another process uses that port, choose another one, or port 0 for a free one")
     })
+}
+
+/// Refuses to serve other machines without a token.
+fn demand_token(address: SocketAddr, token: Option<&str>) -> Result<(), UsageError> {
+    if address.ip().is_loopback() || token.is_some() {
+        return Ok(());
+    }
+    Err(UsageError::new(format!(
+        "{address} is reachable from other machines, and there is no token"
+    ))
+    .hint("set --token or TRAINYARD_TOKEN, or listen on 127.0.0.1"))
 }

@@ -9,7 +9,7 @@ use proxy::config::{RawMcpServer, RawUpstream};
 use proxy::{ProxyConfig, ProxyError, RawProxyConfig};
 use trajectory::Store;
 
-use super::listen;
+use super::{demand_token, listen};
 use crate::failure::{UsageError, chain};
 use crate::telemetry::print;
 use crate::{shutdown, toml_file};
@@ -88,15 +88,9 @@ pub(crate) async fn run(args: ProxyArgs) -> anyhow::Result<()> {
     let config = proxy_config(args)?;
     let listener = listen(&address).await?;
     let address = listener.local_addr()?;
-    if !address.ip().is_loopback() && config.token.is_none() {
-        return Err(UsageError::new(format!(
-            "{address} is reachable from other machines, and there is no token"
-        ))
-        .hint("set --token or TRAINYARD_TOKEN, or listen on 127.0.0.1")
-        .into());
-    }
+    demand_token(address, config.token.as_deref())?;
     // The store comes last, so that nothing is written where the rest is wrong.
-    let store = Store::open(&path).map_err(|error| UsageError::new(chain(&error)))?;
+    let store = Store::open_to_record(&path).map_err(|error| UsageError::new(chain(&error)))?;
     print(format!("http://{address}"));
     match proxy::serve(listener, config, store, shutdown).await {
         Err(error @ (ProxyError::Config(_) | ProxyError::TokenRequired { .. })) => {

@@ -18,7 +18,11 @@ pub(crate) struct Publisher {
 impl Publisher {
     /// `proxy_url`: `http://host:port` of the proxy.
     pub(crate) fn new(inference: InferenceServer, proxy_url: &str) -> anyhow::Result<Self> {
-        let http = reqwest::Client::builder().timeout(Duration::from_secs(30)).build()?;
+        let http = reqwest::Client::builder()
+            // The proxy is on this machine, whatever the environment says of the way to others.
+            .no_proxy()
+            .timeout(Duration::from_secs(30))
+            .build()?;
         Ok(Self {
             inference,
             proxy_url: proxy_url.to_owned(),

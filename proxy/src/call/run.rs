@@ -20,7 +20,7 @@ use crate::episodes::LiveEpisode;
 use crate::error::ApiError;
 use crate::state::{App, messages};
 use crate::threads;
-use crate::upstream::end_to_end;
+use crate::upstream::{Upstream, end_to_end};
 
 /// Names the recorded call on every answer.
 pub(crate) const CALL_HEADER: HeaderName = HeaderName::from_static("x-trainyard-call");
@@ -85,7 +85,7 @@ impl Call {
             return stream::forward(self, head.status, headers, body, reply).await;
         }
         let whole = self
-            .interruptible(reply.closed(), collect(body, self.plan.upstream.timeout))
+            .interruptible(reply.closed(), collect(body, &self.plan.upstream))
             .await;
         match whole {
             Ok(body) => self.whole_answer(head.status, headers, body, reply).await,
@@ -94,7 +94,7 @@ impl Call {
     }
 
     fn upstream_request(&self, from_agent: &HeaderMap) -> Result<Request<Full<Bytes>>, ApiError> {
-        let mut headers = self.plan.upstream.request_headers(from_agent);
+        let mut headers = self.plan.upstream.request_headers(from_agent, &self.app.guard);
         // The answer has to be read here, so it must come uncompressed.
         headers.remove(header::ACCEPT_ENCODING);
         let mut request = Request::new(Full::new(self.plan.body.clone()));
@@ -266,19 +266,19 @@ impl Call {
     }
 }
 
-/// The whole body; `timeout` bounds the wait for each part.
-async fn collect(mut body: Incoming, timeout: std::time::Duration) -> Result<Bytes, ApiError> {
+/// The whole body; the upstream's timeout bounds the wait for each part.
+async fn collect(mut body: Incoming, upstream: &Upstream) -> Result<Bytes, ApiError> {
     let mut collected = BytesMut::new();
-    while let Some(data) = next_data(&mut body, timeout).await? {
+    while let Some(data) = next_data(&mut body, upstream).await? {
         collected.extend_from_slice(&data);
     }
     Ok(collected.freeze())
 }
 
 /// The next bytes of an upstream's answer; `None` at its end.
-pub(crate) async fn next_data(body: &mut Incoming, timeout: std::time::Duration) -> Result<Option<Bytes>, ApiError> {
+pub(crate) async fn next_data(body: &mut Incoming, upstream: &Upstream) -> Result<Option<Bytes>, ApiError> {
     loop {
-        match tokio::time::timeout(timeout, body.frame()).await {
+        match tokio::time::timeout(upstream.timeout, body.frame()).await {
             Ok(Some(Ok(frame))) => {
                 if let Ok(data) = frame.into_data() {
                     return Ok(Some(data));
@@ -286,12 +286,13 @@ pub(crate) async fn next_data(body: &mut Incoming, timeout: std::time::Duration)
             }
             Ok(Some(Err(error))) => {
                 return Err(ApiError::upstream(format!(
-                    "the upstream's answer broke off: {}",
+                    "the answer of upstream `{}` broke off: {}",
+                    upstream.name,
                     causes(&error)
                 )));
             }
             Ok(None) => return Ok(None),
-            Err(_) => return Err(silent("", timeout)),
+            Err(_) => return Err(silent(&upstream.name, upstream.timeout)),
         }
     }
 }

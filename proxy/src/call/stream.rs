@@ -42,7 +42,7 @@ pub(super) async fn forward(
         end: BytesMut::new(),
     };
     let ended = loop {
-        let next = next_data(&mut body, call.plan.upstream.timeout);
+        let next = next_data(&mut body, &call.plan.upstream);
         match call.interruptible(parts.closed(), next).await {
             Ok(Some(data)) => {
                 call.draft.answer_began();
@@ -84,9 +84,9 @@ pub(super) async fn forward(
         (Ok(()) | Err(Interruption::HungUp), None) if finished => call.record(CallStatus::Complete, answer, None).await,
         (Err(Interruption::HungUp), None) => call.record(CallStatus::Aborted, answer, None).await,
         (Err(Interruption::Closed), None) => {
+            last.extend_from_slice(&error_event(&call.ended()));
             call.record(CallStatus::Aborted, answer, Some("the episode closed".into()))
                 .await;
-            last.extend_from_slice(&error_event(&ApiError::shutting_down()));
         }
         (Ok(()), None) => {
             let error = ApiError::upstream(format!("upstream `{}` ended its answer early", call.plan.upstream.name));

@@ -51,6 +51,11 @@ async fn forward(
     rest: &str,
     request: Request,
 ) -> Result<Response, ApiError> {
+    if rest.split('/').any(changes_adapters) {
+        let message =
+            "adapters are changed by the trainer alone: publish one with POST /api/policy or `trainyard publish`";
+        return Err(ApiError::forbidden("adapter_change_refused", message));
+    }
     app.metrics.requests_forwarded.add(1);
     let (method, headers) = (request.method().clone(), request.headers().clone());
     // The path as sent, so that escapes in it survive.
@@ -87,7 +92,7 @@ async fn forward(
     let mut outgoing = http::Request::new(Full::new(body));
     *outgoing.method_mut() = method;
     *outgoing.uri_mut() = upstream.uri(&path)?;
-    *outgoing.headers_mut() = upstream.request_headers(&headers);
+    *outgoing.headers_mut() = upstream.request_headers(&headers, &app.guard);
     let unreachable = |error: &dyn std::fmt::Display| {
         ApiError::upstream(format!("upstream `{}` can't be reached: {error}", upstream.name))
     };
@@ -97,6 +102,13 @@ async fn forward(
         .map_err(|error| unreachable(&error))?;
     let (head, body) = answer.into_parts();
     Ok(respond(head.status, end_to_end(&head.headers), Body::new(body)))
+}
+
+/// Whether a part of a path, decoded, names a route of vLLM that would put another policy in the place of the trained one.
+fn changes_adapters(segment: &str) -> bool {
+    ["load_lora_adapter", "unload_lora_adapter"]
+        .iter()
+        .any(|name| segment.eq_ignore_ascii_case(name))
 }
 
 fn rename_model(body: &Bytes, model: &str) -> Option<Bytes> {

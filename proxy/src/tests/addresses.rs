@@ -170,3 +170,28 @@ async fn pages_of_other_origins_are_refused() {
     assert_eq!(answer.status, StatusCode::FORBIDDEN);
     world.stop().await;
 }
+
+#[tokio::test]
+async fn agents_change_no_adapters() {
+    let world = World::start().await;
+    let episode = world.open(json!({})).await;
+    let bearer = format!("Bearer {}", episode.key);
+    let body = json!({"lora_name": "policy@1", "lora_path": "/tmp/mine"});
+    for route in [
+        "load_lora_adapter",
+        "unload_lora_adapter",
+        "Load_%6Cora_adapter",
+        "x/../load_lora_adapter",
+    ] {
+        let by_path = world.post(&format!("/e/{}/v1/{route}", episode.id), &body).await;
+        let by_key = world
+            .post_with(&format!("/v1/{route}"), &[("authorization", &bearer)], &body)
+            .await;
+        for answer in [by_path, by_key] {
+            assert_eq!(answer.status, StatusCode::FORBIDDEN, "{route}: {}", answer.text);
+            assert_eq!(answer.json()["error"]["code"], "adapter_change_refused", "{route}");
+        }
+    }
+    assert!(world.upstream.asked().is_empty());
+    world.stop().await;
+}

@@ -255,5 +255,15 @@ async fn a_silent_upstream_times_out() {
         (answer.status, &answer.json()["error"]["code"]),
         (StatusCode::GATEWAY_TIMEOUT, &json!("upstream_timeout"))
     );
+    let gate = Arc::new(Semaphore::new(0));
+    world.upstream.will(Script::Stream(vec![Step::Wait(gate)]));
+    let mut streamed = question();
+    streamed["stream"] = json!(true);
+    let answer = world.chat(&episode, &streamed).await;
+    assert!(
+        answer.text.contains("upstream `policy` was silent"),
+        "in the middle of a stream too: {}",
+        answer.text
+    );
     world.stop().await;
 }
