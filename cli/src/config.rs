@@ -384,7 +384,7 @@ pub(crate) struct TrainerSection {
 /// - One update a batch: rollouts are cheap beside what a second, off-policy update risks.
 /// - Rank 16, alpha 32: enough for a narrow task (rank 16 learnt it in a probe), at PEFT's usual scale of 2.
 /// - Norm 1: bounds the step that a single odd group makes. No weight decay: adapters of a short run stay small.
-/// - 1536 distinct tokens a pass: about 1 GB of activations for 135M parameters in float32.
+/// - 1024 distinct tokens a pass: less than 1 GB of activations for 135M parameters in float32.
 /// - Half of a group may fail before the comparison says too little.
 impl Default for TrainerSection {
     fn default() -> Self {

@@ -9,7 +9,8 @@ use crate::scenario::Scenario;
 /// What a reward may look at: facts of the record, nothing that the agent could claim about itself.
 #[derive(Debug, Clone, Copy)]
 pub struct EpisodeView<'a> {
-    /// The assistant text of the last complete model call; `None` when the agent never answered.
+    /// The assistant text of the last complete model call; where no call has any, what the agent printed; `None` when it
+    /// never answered.
     pub answer: Option<&'a str>,
     /// Every recorded tool call, in order.
     pub tool_calls: &'a [ToolCall],

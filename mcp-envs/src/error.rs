@@ -41,16 +41,6 @@ pub enum EnvironmentError {
         /// The file.
         path: PathBuf,
     },
-    /// A scenario's hidden data are not what its environment's verifier reads.
-    #[error("{path}: the data of scenario `{id}` cannot be verified: {problem}; generate the file again", path = path.display())]
-    BadFacts {
-        /// The file.
-        path: PathBuf,
-        /// The scenario.
-        id: String,
-        /// What is wrong with it.
-        problem: String,
-    },
     /// The base URL of a service is not usable.
     #[error("`{url}` is not a usable base URL: {problem}; write it like https://api.weather.gov")]
     BadUrl {

@@ -28,7 +28,10 @@ pub struct Scenario {
 }
 
 /// Reads a JSON lines file of scenarios. Blank lines are skipped; a bad line is named by file, line and problem.
-pub fn load_scenarios(path: &Path) -> Result<Vec<Scenario>, EnvironmentError> {
+pub fn load_scenarios(
+    path: &Path,
+    check: impl Fn(&Scenario) -> Result<(), String>,
+) -> Result<Vec<Scenario>, EnvironmentError> {
     let text = fs::read_to_string(path).map_err(|source| EnvironmentError::ReadScenarios {
         path: path.to_owned(),
         source,
@@ -45,6 +48,7 @@ pub fn load_scenarios(path: &Path) -> Result<Vec<Scenario>, EnvironmentError> {
             problem,
         };
         let scenario = parse(line).map_err(bad)?;
+        check(&scenario).map_err(bad)?;
         if let Some(first) = line_of_id.insert(scenario.id.clone(), index + 1) {
             return Err(bad(format!("id `{}` was used on line {first} already", scenario.id)));
         }
@@ -92,7 +96,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("scenarios.jsonl");
         fs::write(&path, text).unwrap();
-        load_scenarios(&path)
+        load_scenarios(&path, |_| Ok(()))
     }
 
     const GOOD: &str = r#"{"id":"a","kind":"k","prompt":"p","data":{"x":1},"split":"train"}"#;
@@ -103,7 +107,7 @@ mod tests {
         let path = folder.path().join("scenarios.jsonl");
         let scenarios = load(&format!("{GOOD}\n\n")).unwrap();
         save_scenarios(&path, &scenarios).unwrap();
-        assert_eq!(load_scenarios(&path).unwrap(), scenarios);
+        assert_eq!(load_scenarios(&path, |_| Ok(())).unwrap(), scenarios);
     }
 
     #[test]
@@ -135,7 +139,9 @@ mod tests {
     #[test]
     fn an_empty_or_missing_file_is_refused() {
         assert!(load("\n").unwrap_err().to_string().contains("holds no scenario"));
-        let message = load_scenarios(Path::new("no/such/file.jsonl")).unwrap_err().to_string();
+        let message = load_scenarios(Path::new("no/such/file.jsonl"), |_| Ok(()))
+            .unwrap_err()
+            .to_string();
         assert!(message.contains("no/such/file.jsonl"), "{message}");
     }
 }

@@ -70,6 +70,8 @@ fn a_bad_scenario_line_is_named() {
     let good = r#"{"id":"a","kind":"k","prompt":"p","data":{},"split":"train"}"#;
     std::fs::write(run.path().join("scenarios.jsonl"), format!("{good}\n{{\"id\":\n")).unwrap();
     refused(&run, &["scenarios.jsonl", "2"]);
+    std::fs::write(run.path().join("scenarios.jsonl"), format!("\n\n{good}\n")).unwrap();
+    refused(&run, &["scenarios.jsonl:3", "`a`", "data"]);
 }
 
 #[test]

@@ -161,7 +161,6 @@ impl RunConfig {
     }
 }
 
-/// Puts `section.key=value` into a configuration; a value that is no TOML is taken as a string.
 /// A table with settings of the command line put in.
 fn with_settings<T: DeserializeOwned>(mut table: toml::Table, settings: &[String]) -> Result<T, UsageError> {
     for setting in settings {
@@ -176,6 +175,7 @@ fn with_settings<T: DeserializeOwned>(mut table: toml::Table, settings: &[String
     })
 }
 
+/// Puts `section.key=value` into a configuration; a value that is no TOML is taken as a string.
 fn set(table: &mut toml::Table, setting: &str) -> Result<(), UsageError> {
     let wrong = || UsageError::new(format!("--set {setting} is not of the form SECTION.KEY=VALUE"));
     let (key, value) = setting.split_once('=').ok_or_else(wrong)?;

@@ -40,8 +40,11 @@ impl PeakMemory {
 
     fn sample(&self) {
         let this = std::process::id();
+        let command = command_line(this);
         let size = |pid| match pid == this {
             true => resident_size(pid),
+            // A child that has not yet become another program still has this one's memory, which would count twice.
+            false if command_line(pid) == command => 0,
             false => proportional_set_size(pid),
         };
         let total = process_tree(this).into_iter().map(size).sum::<u64>();
@@ -72,6 +75,11 @@ fn parent_of(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command may hold spaces and parentheses; the fields follow the last parenthesis: state, parent.
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// `None` for a process that has ended.
+fn command_line(pid: u32) -> Option<Vec<u8>> {
+    std::fs::read(format!("/proc/{pid}/cmdline")).ok()
 }
 
 /// 0 for a process that has ended.

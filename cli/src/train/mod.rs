@@ -49,7 +49,7 @@ impl std::error::Error for Interrupted {}
 
 /// Where a run comes from.
 pub(crate) enum Start {
-    /// A configuration, with a seed in place of its own if given.
+    /// A configuration, the command line's settings in place.
     New {
         /// The file.
         config: Box<RunConfig>,

@@ -20,7 +20,7 @@ use super::progress::{Progress, duration, line};
 use super::world::{TEACHER, World};
 use crate::demonstration::demonstration;
 
-/// Rolls the teacher out and trains; returns the trainer and the number of episodes.
+/// Rolls the teacher out and trains on its right answers; returns what came of its episodes.
 pub(crate) async fn warm_start(
     world: &World,
     trainer: &mut Trainer,

@@ -49,15 +49,15 @@ impl NwsEnvironment {
 
     /// Scenarios from a JSON lines file; each must hold weather facts.
     pub fn load(path: &Path) -> Result<Self, EnvironmentError> {
-        let scenarios = load_scenarios(path)?;
-        for scenario in &scenarios {
-            facts(scenario).map_err(|error| EnvironmentError::BadFacts {
-                path: path.to_owned(),
-                id: scenario.id.clone(),
-                problem: error.to_string(),
-            })?;
-        }
-        Ok(Self { scenarios })
+        let holds_facts = |scenario: &Scenario| {
+            facts(scenario).map(drop).map_err(|error| {
+                format!(
+                    "the `data` of scenario `{}` hold no weather facts: {error}",
+                    scenario.id
+                )
+            })
+        };
+        load_scenarios(path, holds_facts).map(|scenarios| Self { scenarios })
     }
 }
 
