@@ -206,7 +206,8 @@ fn names_other_period(answer: &[String], periods: &[String]) -> bool {
             let same = |asked: &String| {
                 *asked == said || *asked == format!("{said} night") || !is_period(asked) && said == "monday"
             };
-            !asked.iter().any(same) && !(asked.is_empty() && said == "monday")
+            let is_present = asked.is_empty() && said == "monday";
+            !is_present && !asked.iter().any(same)
         })
 }
 
