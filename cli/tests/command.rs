@@ -200,7 +200,7 @@ fn a_wrong_proxy_configuration_is_named_with_its_line() {
     );
     check(
         "[[upstreams]]\nname = \"a\"\nurl = \"a\"\n",
-        &["upstream a", "'a' is not a URL"],
+        &["proxy.toml", "upstream `a`", "`a` is not an http or https URL"],
     );
     check("[limits]\n", &["no upstream is configured"]);
 }
@@ -304,9 +304,10 @@ fn post(address: &str, host: &str, headers: &str, message: &Value) -> (String, V
     .unwrap();
     let response = std::io::read_to_string(connection).unwrap();
     let (head, body) = response.split_once("\r\n\r\n").unwrap();
-    let data = body.lines().filter_map(|line| line.strip_prefix("data: {"));
-    let last = data
-        .last()
+    let last = body
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: {"))
+        .next_back()
         .map(|rest| serde_json::from_str(&format!("{{{}", rest.trim())).unwrap());
     (head.to_owned(), last.unwrap_or_default())
 }

@@ -67,10 +67,10 @@ fn a_damaged_gguf_file_is_named() {
 #[test]
 fn a_bad_scenario_line_is_named() {
     let run = SmallRun::new(&[("environment.scenarios", "scenarios.jsonl".into())]);
-    let good = r#"{"id":"a","kind":"k","prompt":"p","data":{},"split":"train"}"#;
-    std::fs::write(run.path().join("scenarios.jsonl"), format!("{good}\n{{\"id\":\n")).unwrap();
-    refused(&run, &["scenarios.jsonl", "2"]);
-    std::fs::write(run.path().join("scenarios.jsonl"), format!("\n\n{good}\n")).unwrap();
+    let no_facts = r#"{"id":"a","kind":"k","prompt":"p","data":{},"split":"train"}"#;
+    std::fs::write(run.path().join("scenarios.jsonl"), "\n{\"id\":\n").unwrap();
+    refused(&run, &["scenarios.jsonl:2", "EOF"]);
+    std::fs::write(run.path().join("scenarios.jsonl"), format!("\n\n{no_facts}\n")).unwrap();
     refused(&run, &["scenarios.jsonl:3", "`a`", "data"]);
 }
 

@@ -160,7 +160,7 @@ fn offline_training_says_why_there_is_nothing_to_train_on() {
         command.args(["train", "--model"]).arg(run.path().join("model"));
         command.arg("--offline").arg(&episodes).arg("--out").arg(&out);
         let output = command.output().unwrap();
-        assert!(!out.exists(), "nothing is written");
+        assert!(!out.try_exists().unwrap(), "nothing is written");
         (
             output.status.code(),
             String::from_utf8_lossy(&output.stderr).into_owned(),

@@ -20,6 +20,8 @@ pub(crate) mod sft;
 pub(crate) mod train;
 
 use std::net::SocketAddr;
+#[cfg(feature = "torch")]
+use std::path::Path;
 
 use tokio::net::TcpListener;
 
@@ -65,4 +67,16 @@ fn demand_token(address: SocketAddr, token: Option<&str>) -> Result<(), UsageErr
         "{address} is reachable from other machines, and there is no token"
     ))
     .hint("set --token or TRAINYARD_TOKEN, or listen on 127.0.0.1"))
+}
+
+/// Refuses to write an adapter where something is, or where one can't look.
+#[cfg(feature = "torch")]
+fn adapter_folder_is_new(out: &Path) -> Result<(), UsageError> {
+    match out.try_exists() {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(UsageError::new(format!("{} exists already", out.display()))
+            .hint("an adapter's folder never changes: name another one with --out")),
+        Err(source) => Err(UsageError::new(format!("can't look at {}: {source}", out.display()))
+            .hint("name a folder that you may write to with --out")),
+    }
 }

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use trainer::Trainer;
 use trajectory::{PolicyVersion, ReadyFilter, ReadyGroups, Split, TrajectoryGroup, ready_exported};
 
+use crate::commands::adapter_folder_is_new;
 use crate::config::{RunConfig, TrainerSection};
 use crate::failure::{UsageError, chain};
 use crate::recorded;
@@ -47,11 +48,7 @@ pub(crate) fn run(
         return Err(UsageError::new("give --offline and --out").into());
     };
     let usage = |error: &dyn std::error::Error| UsageError::new(chain(error));
-    if out.exists() {
-        return Err(UsageError::new(format!("{} exists already", out.display()))
-            .hint("an adapter's folder never changes: name another one with --out")
-            .into());
-    }
+    adapter_folder_is_new(out)?;
     let config = config.map(|path| RunConfig::load_with(path, settings)).transpose()?;
     let mut section = match &config {
         Some(config) => config.trainer.clone(),

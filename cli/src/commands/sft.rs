@@ -13,6 +13,7 @@ use rand::seq::SliceRandom;
 use trainer::{RawTrainerConfig, SupervisedPlan, Trainer, TrainerConfig};
 use trajectory::{EpisodeState, ExportedEpisode, Split, Trajectory};
 
+use crate::commands::adapter_folder_is_new;
 use crate::demonstration::demonstration;
 use crate::failure::{UsageError, chain};
 use crate::recorded;
@@ -70,11 +71,7 @@ pub(crate) struct SftArgs {
 pub(crate) fn run(args: &SftArgs) -> anyhow::Result<()> {
     let shutdown = shutdown::on_signal()?;
     let usage = |error: &dyn std::error::Error| UsageError::new(chain(error));
-    if args.out.exists() {
-        return Err(UsageError::new(format!("{} exists already", args.out.display()))
-            .hint("an adapter's folder never changes: name another one with --out")
-            .into());
-    }
+    adapter_folder_is_new(&args.out)?;
     let options = LoadOptions::parse(&args.device, &args.dtype).map_err(|error| usage(&error))?;
     let config = TrainerConfig::try_from(RawTrainerConfig {
         base_model: args.model.to_string_lossy().into_owned(),

@@ -1,9 +1,14 @@
 //! `trainyard train`: one process tree that trains an agent and reports.
 //!
-//! 1. `world.rs` starts every part; 2. `evaluation.rs` measures the base model on held-out scenarios; 3. `warm_start.rs`
-//! learns from a teacher's episodes; 4. `grpo.rs` rolls out and trains, step by step (`balance.rs` evens out the kinds), `publish.rs` swaps each new
-//! adapter in; 5. `report.rs` writes what people and machines read. `folder.rs` holds the names and the resumable state. `session.rs`
-//! starts the same parts around one policy, for `trainyard eval` and `trainyard rollout`.
+//! 1. `world.rs` starts every part.
+//! 2. `evaluation.rs` measures the base model on held-out scenarios.
+//! 3. `warm_start.rs` learns from a teacher's episodes.
+//! 4. `grpo.rs` rolls out and trains, step by step (`balance.rs` evens out the kinds); `publish.rs` swaps each new
+//!    adapter in.
+//! 5. `report.rs` writes what people and machines read.
+//!
+//! `folder.rs` holds the names and the resumable state. `session.rs` starts the same parts around one policy, for
+//! `trainyard eval` and `trainyard rollout`.
 
 mod balance;
 pub(crate) mod evaluation;
@@ -267,7 +272,7 @@ impl<'a> Run<'a> {
                 config.trainer.steps,
                 each * (config.trainer.steps - step) as f64,
             );
-            if config.evaluation.every > 0 && step % config.evaluation.every == 0 && step < config.trainer.steps {
+            if step.is_multiple_of(config.evaluation.every) && step < config.trainer.steps {
                 let (evaluation, outcomes) = evaluate(self.world, &format!("step {step}"), held_out, cancel).await?;
                 self.count(&outcomes);
                 report::evaluation_line(&format!("step {step}"), &evaluation);

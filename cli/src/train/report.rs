@@ -170,7 +170,12 @@ fn transcripts(
     evaluations: &[(&str, &Option<Evaluation>)],
     scenarios: &[Scenario],
 ) -> anyhow::Result<String> {
-    let mut shown: Vec<(bool, &Scenario, Vec<(&str, EpisodeRecord)>)> = Vec::new();
+    struct Shown<'a> {
+        learnt: bool,
+        scenario: &'a Scenario,
+        records: Vec<(&'a str, EpisodeRecord)>,
+    }
+    let mut shown: Vec<Shown<'_>> = Vec::new();
     for scenario in scenarios {
         let mut records = Vec::new();
         for (label, evaluation) in evaluations {
@@ -192,16 +197,21 @@ fn transcripts(
                 .unwrap_or_default()
                 >= 1.0
         };
-        shown.push((success("GRPO") && !success("warm start"), scenario, records));
+        shown.push(Shown {
+            learnt: success("GRPO") && !success("warm start"),
+            scenario,
+            records,
+        });
     }
-    shown.sort_by_key(|(learnt, _, _)| !learnt);
+    shown.sort_by_key(|shown| !shown.learnt);
     let chapters: Vec<(&Scenario, Vec<Attempt<'_>>)> = shown
         .iter()
         .take(TRANSCRIPTS)
-        .map(|(_, scenario, records)| {
+        .map(|shown| {
             (
-                *scenario,
-                records
+                shown.scenario,
+                shown
+                    .records
                     .iter()
                     .map(|(label, record)| Attempt { label, record })
                     .collect(),
