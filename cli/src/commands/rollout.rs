@@ -56,7 +56,11 @@ pub(crate) async fn run(args: RolloutArgs) -> anyhow::Result<()> {
         &store,
         &shutdown,
         async |world| {
-            let plans = grpo::plan(world, &world.training_scenarios(), 1)?;
+            let plans = grpo::plan(
+                world,
+                &world.training_scenarios(),
+                grpo::StepSize { step: 1, share: 1.0 },
+            )?;
             let progress = Progress::start("rollouts", plans.len());
             let on_done = |outcome: &_| progress.episode(outcome);
             let environment = Arc::clone(&world.environment);

@@ -57,17 +57,34 @@ pub(crate) struct Step {
     pub(crate) metrics: StepMetrics,
 }
 
+/// Which step, and how much of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepSize {
+    /// Its number, from 1.
+    pub(crate) step: usize,
+    /// Share of the configured groups and right episodes that it has; below 1 where the run's time allows no whole step.
+    pub(crate) share: f64,
+}
+
+impl StepSize {
+    /// That share of `whole`, at least one.
+    fn of(self, whole: usize) -> usize {
+        ((whole as f64 * self.share).round() as usize).clamp(1, whole.max(1))
+    }
+}
+
 /// Rolls out and trains; the caller publishes.
 pub(crate) async fn grpo_step(
     world: &World,
     trainer: &mut Trainer,
     scenarios: &[Scenario],
-    step: usize,
+    size: StepSize,
     version: u64,
     cancel: &CancellationToken,
 ) -> anyhow::Result<Step> {
     let started = Instant::now();
-    let plans = plan(world, scenarios, step)?;
+    let step = size.step;
+    let plans = plan(world, scenarios, size)?;
     let group_ids: Vec<GroupId> = plans
         .iter()
         .step_by(world.config.trainer.group_size)
@@ -104,7 +121,7 @@ pub(crate) async fn grpo_step(
                 .iter()
                 .map(|scenario| (ScenarioId::from(scenario.id.as_str()), scenario.kind.clone()))
                 .collect();
-            balance(&world.store, &kinds, ready.groups, wanted, settings.max_failed)?
+            balance(&world.store, &kinds, ready.groups, size.of(wanted), settings.max_failed)?
         }
     };
     let report = tokio::task::block_in_place(|| trainer.grpo_step(&groups, current))?;
@@ -133,9 +150,10 @@ pub(crate) async fn grpo_step(
     })
 }
 
-/// `groups_per_step` scenarios, `group_size` episodes each. Every episode has its own sampling seed, so that a run can
+/// `groups_per_step` scenarios (the step's share of them), `group_size` episodes each. Every episode has its own sampling seed, so that a run can
 /// be repeated.
-pub(crate) fn plan(world: &World, scenarios: &[Scenario], step: usize) -> anyhow::Result<Vec<EpisodePlan>> {
+pub(crate) fn plan(world: &World, scenarios: &[Scenario], size: StepSize) -> anyhow::Result<Vec<EpisodePlan>> {
+    let step = size.step;
     let config = &world.config;
     let selection = match config.selection.by {
         SelectionBy::Uniform => Selection::Uniform,
@@ -148,7 +166,7 @@ pub(crate) fn plan(world: &World, scenarios: &[Scenario], step: usize) -> anyhow
         scenarios,
         &rates,
         selection,
-        config.trainer.groups_per_step,
+        size.of(config.trainer.groups_per_step),
         config.run.seed,
         step as u64,
     );

@@ -19,6 +19,7 @@ pub(crate) mod progress;
 mod publish;
 mod report;
 pub(crate) mod session;
+mod time_plan;
 mod warm_start;
 mod world;
 
@@ -34,9 +35,11 @@ use trajectory::{PolicyVersion, Split, Store};
 
 use self::evaluation::{evaluate, held_out};
 use self::folder::{RunFolder, RunState, Unsettled};
+use self::grpo::StepSize;
 use self::memory::PeakMemory;
 use self::progress::line;
 use self::publish::Publisher;
+use self::time_plan::TimePlan;
 use self::world::{Loaded, World, open_store};
 use crate::config::RunConfig;
 
@@ -229,20 +232,27 @@ impl<'a> Run<'a> {
         let first = self.state.step;
         while self.state.step < config.trainer.steps {
             let step = self.state.step + 1;
-            let planned = self.planned_steps(begun, self.state.step - first);
-            if planned < step {
+            let planned = self.time_plan(begun, self.state.step - first);
+            if planned.last_step < step {
                 line(format!(
                     "time limit   GRPO ends after {} of {} steps",
                     self.state.step, config.trainer.steps
                 ));
                 break;
             }
-            self.trainer.plan_steps(planned as u64);
+            self.trainer.plan_steps(planned.last_step as u64);
+            let share = planned.share(step);
+            if share < 1.0 {
+                line(format!(
+                    "time limit   step {step} is the last, with {:.0} % of its groups",
+                    100.0 * share
+                ));
+            }
             let done = grpo::grpo_step(
                 self.world,
                 &mut self.trainer,
                 training,
-                step,
+                StepSize { step, share },
                 self.state.version,
                 cancel,
             )
@@ -277,17 +287,21 @@ impl<'a> Run<'a> {
                 self.count(&outcomes);
                 report::evaluation_line(&format!("step {step}"), &evaluation);
             }
+            if share < 1.0 {
+                // The learning rate has come to its end with this step.
+                break;
+            }
         }
         Ok(())
     }
 
-    /// The step at which GRPO ends: the configured last one, or the last that leaves time for an evaluation; as far as can be told
-    /// from the `done` steps since `begun`.
-    fn planned_steps(&self, begun: Instant, done: usize) -> usize {
+    /// How far GRPO goes: the configured steps, or what leaves time for an evaluation, as far as can be told from the `done` steps
+    /// since `begun`.
+    fn time_plan(&self, begun: Instant, done: usize) -> TimePlan {
         let configured = self.world.config.trainer.steps;
         let limit = 60.0 * self.world.config.run.time_limit_minutes;
         if limit <= 0.0 || done == 0 {
-            return configured;
+            return TimePlan::whole(configured);
         }
         let step = begun.elapsed().as_secs_f64() / done as f64;
         let evaluation = self
@@ -296,7 +310,7 @@ impl<'a> Run<'a> {
             .as_ref()
             .map_or(60.0, |evaluation| evaluation.seconds);
         let left = limit - self.seconds() - 1.2 * evaluation;
-        configured.min(self.state.step + (left / step).max(0.0) as usize)
+        TimePlan::within(configured, self.state.step, left, step)
     }
 
     /// Adapter directory → checkpoint → hot swap. After a crash in between, the checkpoint's version is published again.
