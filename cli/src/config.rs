@@ -62,7 +62,8 @@ pub(crate) struct RunSection {
     pub(crate) name: String,
     /// Seed of adapter initialisation, scenario choice and sampling.
     pub(crate) seed: u64,
-    /// Wall-clock limit of the whole run in minutes; GRPO ends early enough for the last evaluation. 0: none.
+    /// Wall-clock limit of the whole run in minutes; GRPO ends early enough for the last evaluation, with a step of fewer groups if
+    /// a whole one would not fit. 0: none.
     pub(crate) time_limit_minutes: f64,
 }
 
