@@ -116,6 +116,12 @@ pub(crate) struct RunState {
     pub(crate) grpo: Option<Evaluation>,
     /// Seconds of work of the earlier parts of this run.
     pub(crate) seconds: f64,
+    /// Seconds that the GRPO steps so far took: what the time limit plans the next ones by.
+    #[serde(default)]
+    pub(crate) grpo_seconds: f64,
+    /// The time limit made the last step the final one: the learning rate has come to its end.
+    #[serde(default)]
+    pub(crate) grpo_ended: bool,
     /// Largest |trainer − engine| log-probability difference of a sampled token.
     pub(crate) engine_trainer_max_abs_diff: f64,
     /// Peak memory of the process tree, bytes.

@@ -229,10 +229,11 @@ impl<'a> Run<'a> {
     ) -> anyhow::Result<()> {
         let config = &self.world.config;
         let begun = Instant::now();
-        let first = self.state.step;
-        while self.state.step < config.trainer.steps {
+        let earlier_seconds = self.state.grpo_seconds;
+        let seconds = || earlier_seconds + begun.elapsed().as_secs_f64();
+        while self.state.step < config.trainer.steps && !self.state.grpo_ended {
             let step = self.state.step + 1;
-            let planned = self.time_plan(begun, self.state.step - first);
+            let planned = self.time_plan(seconds());
             if planned.last_step < step {
                 line(format!(
                     "time limit   GRPO ends after {} of {} steps",
@@ -261,6 +262,8 @@ impl<'a> Run<'a> {
             let difference = done.metrics.trainer.engine_trainer_max_abs_diff.unwrap_or_default();
             self.state.engine_trainer_max_abs_diff = self.state.engine_trainer_max_abs_diff.max(difference);
             self.state.step = step;
+            self.state.grpo_seconds = seconds();
+            self.state.grpo_ended = share < 1.0;
             let unsettled = Unsettled {
                 step: step as u64,
                 outcomes: grpo::rewarded(&done.outcomes),
@@ -276,7 +279,7 @@ impl<'a> Run<'a> {
                 &unsettled,
                 Some(swapped.elapsed().as_secs_f64()),
             )?;
-            let each = begun.elapsed().as_secs_f64() / (step - first) as f64;
+            let each = seconds() / step as f64;
             report::step_line(
                 &done.metrics,
                 config.trainer.steps,
@@ -287,23 +290,19 @@ impl<'a> Run<'a> {
                 self.count(&outcomes);
                 report::evaluation_line(&format!("step {step}"), &evaluation);
             }
-            if share < 1.0 {
-                // The learning rate has come to its end with this step.
-                break;
-            }
         }
         Ok(())
     }
 
-    /// How far GRPO goes: the configured steps, or what leaves time for an evaluation, as far as can be told from the `done` steps
-    /// since `begun`.
-    fn time_plan(&self, begun: Instant, done: usize) -> TimePlan {
+    /// How far GRPO goes: the configured steps, or what leaves time for an evaluation, as far as can be told from the
+    /// `grpo_seconds` that the steps so far took.
+    fn time_plan(&self, grpo_seconds: f64) -> TimePlan {
         let configured = self.world.config.trainer.steps;
         let limit = 60.0 * self.world.config.run.time_limit_minutes;
-        if limit <= 0.0 || done == 0 {
+        if limit <= 0.0 || self.state.step == 0 {
             return TimePlan::whole(configured);
         }
-        let step = begun.elapsed().as_secs_f64() / done as f64;
+        let step = grpo_seconds / self.state.step as f64;
         let evaluation = self
             .state
             .warm_start
